@@ -1,0 +1,2 @@
+//! Placeholder until the free list is in place.
+fn main() {}

@@ -1,0 +1,94 @@
+"""The exceptions of pykv: each is defined here once; the compiled module imports them."""
+
+from __future__ import annotations
+
+__all__ = [
+    "CapacityError",
+    "ConfigError",
+    "DuplicateRequestError",
+    "EngineDeadError",
+    "InvalidRequestError",
+    "MissingExtraError",
+    "ModelError",
+    "OutOfBlocksError",
+    "PoisonedError",
+    "PykvError",
+    "QueueFullError",
+    "StepError",
+    "UnknownRequestError",
+    "UnsupportedModelError",
+]
+
+
+class PykvError(Exception):
+    """The base of every error that pykv raises on purpose."""
+
+
+class ConfigError(PykvError, ValueError):
+    """An option is unknown or its value is not allowed; the message names the option, the value and what is allowed."""
+
+
+class InvalidRequestError(PykvError, ValueError):
+    """A request's field has a value that is not allowed; nothing was changed.
+
+    Attributes:
+        field: the name of the field, as the caller wrote it.
+    """
+
+    def __init__(self, message: str, field: str | None = None) -> None:
+        super().__init__(message)
+        self.field = field
+
+
+class CapacityError(InvalidRequestError):
+    """A request can never fit: it needs more tokens than the context cap or the pool can hold."""
+
+
+class QueueFullError(PykvError):
+    """The waiting queue is at its limit; the request was not taken and may be tried again later."""
+
+
+class DuplicateRequestError(PykvError, ValueError):
+    """A live request has this id already; the new one was not taken."""
+
+
+class UnknownRequestError(PykvError, KeyError):
+    """No request has this id."""
+
+
+class OutOfBlocksError(PykvError, MemoryError):
+    """The pool has fewer blocks to give than were asked for; none was taken."""
+
+
+class StepError(PykvError, RuntimeError):
+    """The verbs of a step came in the wrong order, or with arrays that do not fit the plan; nothing was changed."""
+
+
+class PoisonedError(PykvError, RuntimeError):
+    """An invariant broke or the compiled core panicked: the object refuses all further work."""
+
+
+class EngineDeadError(PykvError, RuntimeError):
+    """The engine's thread has ended because of an error; no request can be served any more."""
+
+
+class ModelError(PykvError):
+    """A model could not be found or read; the message says where it was looked for."""
+
+
+class UnsupportedModelError(ModelError):
+    """A model was read but its attention cannot be served exactly; the message says which check it failed."""
+
+
+class MissingExtraError(PykvError, ImportError):
+    """A part of pykv was used whose optional dependencies are not installed.
+
+    Attributes:
+        extra: the name of the extra to install.
+    """
+
+    def __init__(self, feature: str, extra: str) -> None:
+        super().__init__(
+            f"{feature} needs optional dependencies that are missing: install the pykv wheel with its extra '{extra}'"
+        )
+        self.extra = extra

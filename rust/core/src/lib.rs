@@ -1,0 +1,1 @@
+//! Bookkeeping of a paged KV cache.
