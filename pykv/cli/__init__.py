@@ -1,0 +1,1 @@
+"""The programs of pykv: `pykv`, `pykv-serve` and the demo."""
