@@ -1,0 +1,1 @@
+"""The engine: the step loop over scheduler, model and sampler, and its asynchronous face."""

@@ -1,0 +1,99 @@
+"""The engine's options: one frozen object, checked when it is made."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from pykv.errors import ConfigError
+
+DTYPES = ("auto", "float32", "bfloat16")
+ATTENTION_BACKENDS = ("auto", "cpu", "torch", "triton")
+DEFAULT_KV_MEMORY_BYTES = 2**30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """The options of an engine.
+
+    Args:
+        block_size: tokens a block.
+        num_blocks: blocks of the KV pool, with the null block; None = as many as fit in `kv_memory_bytes`.
+        kv_memory_bytes: size of the KV pool; None = 1 GiB. Only one of the two may be given.
+        max_model_len: most tokens of a sequence, prompt and output; None = the model's.
+        max_num_seqs: most sequences that run at once.
+        max_num_batched_tokens: most tokens that one step computes.
+        dtype: of weights and KV pool; "auto" = the model's own, or float32 where that is not served.
+        device: a torch device such as "cpu" or "cuda:0"; "auto" = the first accelerator, else the CPU.
+        attention_backend: "auto" takes the compiled one of the device.
+        enable_prefix_caching: keep the blocks of ended requests for later ones that begin alike.
+        watermark: share of the blocks that an admission leaves free for the sequences that run.
+        max_queued_requests: most samples that wait; more are refused.
+
+    Raises:
+        ConfigError: a value is not allowed.
+    """
+
+    block_size: int = 16
+    num_blocks: int | None = None
+    kv_memory_bytes: int | None = None
+    max_model_len: int | None = None
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 2048
+    dtype: str = "auto"
+    device: str = "auto"
+    attention_backend: str = "auto"
+    enable_prefix_caching: bool = True
+    watermark: float = 0.01
+    max_queued_requests: int = 1024
+
+    def __post_init__(self) -> None:
+        for name in ("block_size", "max_num_seqs", "max_num_batched_tokens", "max_queued_requests"):
+            _check_integer(name, getattr(self, name), 1)
+        for name, least in (("num_blocks", 2), ("kv_memory_bytes", 1), ("max_model_len", 1)):
+            if getattr(self, name) is not None:
+                _check_integer(name, getattr(self, name), least)
+        if self.num_blocks is not None and self.kv_memory_bytes is not None:
+            raise ConfigError("num_blocks and kv_memory_bytes are both given; allowed: one of them")
+        _check_choice("dtype", self.dtype, DTYPES)
+        _check_choice("attention_backend", self.attention_backend, ATTENTION_BACKENDS)
+        if not isinstance(self.device, str) or not self.device:
+            _refuse("device", self.device, 'the name of a torch device, or "auto"')
+        if not isinstance(self.enable_prefix_caching, bool):
+            _refuse("enable_prefix_caching", self.enable_prefix_caching, "true or false")
+        _check_share("watermark", self.watermark)
+
+    @classmethod
+    def from_mapping(cls, options: Mapping[str, Any]) -> EngineConfig:
+        """Makes the config from named options.
+
+        Raises:
+            ConfigError: an option is unknown, or its value is not allowed.
+        """
+        known = {entry.name for entry in fields(cls)}
+        unknown = sorted(set(options) - known)
+        if unknown:
+            raise ConfigError(f"{unknown[0]} is no engine option; known: {', '.join(sorted(known))}")
+        return cls(**options)
+
+
+def _check_integer(name: str, value: object, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**48:
+        _refuse(name, value, f"an integer of at least {least}")
+
+
+def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        _refuse(name, value, ", ".join(choices))
+
+
+def _check_share(name: str, value: object) -> None:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not is_number or math.isnan(value) or not 0.0 <= value < 1.0:  # type: ignore[arg-type, operator]
+        _refuse(name, value, "a number from 0 to below 1")
+
+
+def _refuse(name: str, value: object, allowed: str) -> None:
+    raise ConfigError(f"{name} is {value!r}; allowed: {allowed}")
