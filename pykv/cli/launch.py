@@ -1,4 +1,4 @@
-"""The console scripts: each imports its program late, so that a missing extra ends in one line, not a traceback."""
+"""The console scripts: each imports its program late: a missing extra ends in one line, not in a traceback."""
 
 import sys
 from importlib import import_module
