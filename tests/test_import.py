@@ -22,18 +22,22 @@ def run_python(code: str) -> str:
     return done.stdout
 
 
+def modules_after(statement: str) -> set[str]:
+    return set(
+        json.loads(run_python(f"import json, sys, pykv; {statement}; print(json.dumps(list(sys.modules)))"))
+    )
+
+
 def test_import_brings_no_heavy_module() -> None:
-    loaded = json.loads(run_python("import json, sys, pykv; print(json.dumps(sorted(sys.modules)))"))
+    loaded = modules_after("pass")
     assert "pykv" in loaded
-    assert not set(HEAVY) & set(loaded)
+    assert not set(HEAVY) & loaded
 
 
 def test_scheduler_needs_numpy_alone() -> None:
-    loaded = json.loads(
-        run_python("import json, sys, pykv; pykv.Scheduler; print(json.dumps(sorted(sys.modules)))")
-    )
+    loaded = modules_after("pykv.Scheduler")
     assert "numpy" in loaded
-    assert not set(HEAVY) & set(loaded)
+    assert not set(HEAVY) & loaded
 
 
 def test_every_public_name_is_found() -> None:

@@ -1,4 +1,4 @@
-"""The console scripts: each imports its program late: a missing extra ends in one line, not in a traceback."""
+"""The console scripts: each imports its program late, so a missing extra ends in one line, no traceback."""
 
 import sys
 from importlib import import_module

@@ -86,7 +86,7 @@ def base_environment(make_environment: Callable[[str], Environment], wheel: Path
 def full_environment(make_environment: Callable[[str], Environment], wheel: Path) -> Environment:
     """The wheel, and this environment's packages behind it instead of gigabytes of new downloads.
 
-    A path file's folders are searched, but path files in those are not read: an editable pykv there stays unseen.
+    A path file's folders are searched, but path files in those are not read: no editable pykv is seen there.
     """
     made = make_environment("full")
     (made.site_packages / "dependencies.pth").write_text(f"{SITE_PACKAGES}\n")

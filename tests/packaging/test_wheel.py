@@ -1,4 +1,4 @@
-"""The sdist is complete, the wheel that is built from it holds everything, and it works where it is installed."""
+"""The sdist is complete, the wheel built from it holds everything, and it works where it is installed."""
 
 import subprocess
 import tarfile
@@ -18,9 +18,10 @@ import numpy
 import pykv
 
 assert pykv.__file__.startswith(sys.prefix), pykv.__file__
-scheduler = pykv.Scheduler(pykv.SchedulerConfig(num_blocks=9, max_num_seqs=2, max_num_batched_tokens=64))
+config = pykv.SchedulerConfig(num_blocks=9, max_num_seqs=2, max_num_batched_tokens=64)
+scheduler = pykv.Scheduler(config)
 scheduler.submit([1, 2, 3], max_tokens=1)
-plan = scheduler.plan(pykv.StepBuffers(pykv.SchedulerConfig(num_blocks=9, max_num_seqs=2, max_num_batched_tokens=64)))
+plan = scheduler.plan(pykv.StepBuffers(config))
 print("tokens", plan.num_tokens)
 try:
     pykv.Engine
@@ -44,15 +45,11 @@ def source_files(folder: Path, *suffixes: str) -> set[str]:
 
 def package_files() -> set[str]:
     """What must be importable or typed, by its place in the package; the linked folders are looked into."""
-    parts = {
-        "pykv": ROOT / "pykv",
-        "pykv/kernels": ROOT / "kernels/src",
-        "pykv/service": ROOT / "service/src",
-    }
+    parts = {"pykv": "pykv", "pykv/kernels": "kernels/src", "pykv/service": "service/src"}
     return {
         f"{place}/{name}"
         for place, folder in parts.items()
-        for name in source_files(folder, ".py", ".pyi", "py.typed")
+        for name in source_files(ROOT / folder, ".py", ".pyi", "py.typed")
     }
 
 
