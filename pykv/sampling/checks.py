@@ -1,4 +1,4 @@
-"""Checks of a request's values: each returns the value in its plain type, or raises an error with its field."""
+"""Checks of a request's values: each returns the value in its plain type, or refuses it by name."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def boolean(field: str, value: object) -> bool:
 
 
 def strings(field: str, value: object, *, most: int, longest: int) -> tuple[str, ...]:
-    """Returns a string or an iterable of strings as a tuple of at most `most`, of 1 to `longest` characters."""
+    """Returns a string or an iterable of strings as a tuple, at most `most` of 1 to `longest` characters."""
     allowed = f"at most {most} strings of 1 to {longest} characters"
     if value is None:
         return ()
@@ -93,7 +93,7 @@ def biases(field: str, value: object, *, most: int, largest: float) -> dict[int,
 def _bounded(field: str, value: object, most: int, allowed: str) -> tuple[object, ...]:
     if not isinstance(value, Iterable) or isinstance(value, (str, bytes, Mapping)):
         refuse(field, value, allowed)
-    items = []
+    items: list[object] = []
     for item in value:
         if len(items) == most:
             refuse(field, f"more than {most} entries", allowed)

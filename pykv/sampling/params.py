@@ -45,12 +45,12 @@ class SamplingParams:
 
     Args:
         max_tokens: most output tokens of each sample; None = up to the context cap.
-        min_tokens: for so many output tokens neither EOS nor a stop token is sampled, no stop string looked for.
+        min_tokens: for so many tokens no EOS and no stop token is sampled and no stop string looked for.
         temperature: 0 = greedy; otherwise the logits are divided by it.
         top_k: only the k likeliest tokens; 0 = all. Tokens as likely as the k-th stay in.
         top_p: only the likeliest tokens that together reach this probability, of what top_k left; 1 = all.
         min_p: only tokens at least this many times as likely as the likeliest; 0 = all.
-        repetition_penalty: positive logits of tokens in prompt or output are divided by it, others multiplied.
+        repetition_penalty: divides the positive logits of tokens in prompt or output, multiplies others.
         presence_penalty, frequency_penalty: taken from the logits of output tokens, once or per occurrence.
         seed: random numbers depend on it, the sample's index and the position alone; None = drawn anew.
         stop: the text ends before the first of these; the tokens of the stop string are still counted.
