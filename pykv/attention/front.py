@@ -1,0 +1,180 @@
+"""The public functions: check every argument once, fill the defaults, hand over to a backend."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from pykv.attention import checks, contents
+from pykv.attention.backends import backend_for
+
+
+def paged_attention(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    *,
+    block_tables: Tensor,
+    seq_lens: Tensor,
+    query_starts: Tensor,
+    table_rows: Tensor | None = None,
+    scale: float | None = None,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    out: Tensor | None = None,
+    backend: str = "auto",
+) -> Tensor:
+    """Causal attention of new tokens to their sequences' paged keys and values.
+
+    Batch row i holds the query tokens [query_starts[i], query_starts[i+1]): the last ones of a sequence whose
+    keys and values, these tokens' own included, fill seq_lens[i] slots. Decodes (one token) and chunks of
+    prefill mix freely. A query at position q sees the keys k with 0 <= q - k, and q - k < window where a
+    window is given.
+
+    Args:
+        query: [num_tokens, num_heads, head_dim_k], last dimension contiguous; num_heads is a multiple of
+            num_kv_heads.
+        key_cache, value_cache: [num_blocks, num_kv_heads, block_size, head_dim_k or _v], the query's dtype,
+            any strides but a contiguous last dimension. Slots that no sequence owns may hold anything.
+        block_tables: int32 [num_table_rows, max_blocks]; only the entries that a length needs are read.
+        seq_lens: int32 [num_rows]. A row of length 0 gives zeros.
+        query_starts: int32 [num_rows + 1], from 0 upwards. Tokens after the last start get zeros.
+        table_rows: int32 [num_rows], the table row of each batch row; None: row i.
+        scale: factor of the scores; None: head_dim_k ** -0.5.
+        window: tokens that a query sees, itself included; None: all.
+        softcap: scores become softcap * tanh(score / softcap); None: as they are.
+        sinks: [num_heads], a score for each head that takes weight in the softmax and adds no value; or None.
+        out: [num_tokens, num_heads, head_dim_v] of the query's dtype, last dimension contiguous, sharing no
+            memory with an input; None: a new tensor.
+        backend: "auto", "torch", "cpu" or "triton".
+
+    Returns:
+        `out`, filled: [num_tokens, num_heads, head_dim_v].
+
+    Raises:
+        TypeError: a tensor has a wrong dtype.
+        ValueError: a shape, stride, device or number does not fit; on a CPU also: a length or a block id is
+            out of range. The message names the argument. Nothing was written.
+    """
+    device = query.device
+    checks.check_activation("query", query, device)
+    checks.check_no_grad("query", query)
+    checks.check_caches(key_cache, value_cache, query.dtype, device)
+    checks.check_heads(query, key_cache)
+    checks.check_step(block_tables, seq_lens, query_starts, table_rows, device)
+    checks.check_options(scale, window, softcap)
+    module = backend_for(backend, device)
+    if device.type == "cpu":
+        num_blocks, _, block_size, _ = key_cache.shape
+        contents.check_rows(query.shape[0], block_tables, seq_lens, query_starts, table_rows)
+        contents.check_tables(num_blocks, block_size, block_tables, seq_lens, table_rows)
+    return module.paged_attention(
+        query,
+        key_cache,
+        value_cache,
+        block_tables=block_tables,
+        seq_lens=seq_lens,
+        query_starts=query_starts,
+        table_rows=table_rows,
+        scale=float(query.shape[2] ** -0.5 if scale is None else scale),
+        window=window,
+        softcap=softcap,
+        sinks=_prepared_sinks(sinks, query),
+        out=_prepared_out(out, query, value_cache.shape[3]),
+    )
+
+
+def write_kv(
+    key: Tensor,
+    value: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    slot_mapping: Tensor,
+    *,
+    backend: str = "auto",
+) -> None:
+    """Scatters one step's keys and values into the paged cache.
+
+    Args:
+        key, value: [num_tokens, num_kv_heads, head_dim_k or _v], dtype of the caches, last dimension
+            contiguous.
+        key_cache, value_cache: [num_blocks, num_kv_heads, block_size, head_dim_k or _v], any strides but a
+            contiguous last dimension; changed in place.
+        slot_mapping: int64 [num_tokens]; slot = block_id * block_size + offset; -1 skips the token. Slots
+            differ.
+        backend: "auto", "torch", "cpu" or "triton".
+
+    Raises:
+        TypeError: a tensor has a wrong dtype.
+        ValueError: a shape, stride or device does not fit; on a CPU also: a slot is out of range. Nothing was
+            written.
+    """
+    device = key.device
+    checks.check_activation("key", key, device)
+    checks.check_activation("value", value, device)
+    checks.check_caches(key_cache, value_cache, key.dtype, device)
+    checks.check_index("slot_mapping", slot_mapping, torch.int64, device)
+    num_tokens = slot_mapping.shape[0]
+    num_blocks, num_kv_heads, block_size, head_dim_k = key_cache.shape
+    meaning = "(len(slot_mapping), num_kv_heads, head_dim)"
+    checks.check_shape("key", key, (num_tokens, num_kv_heads, head_dim_k), meaning)
+    checks.check_shape("value", value, (num_tokens, num_kv_heads, value_cache.shape[3]), meaning)
+    module = backend_for(backend, device)
+    if device.type == "cpu":
+        contents.check_slots(slot_mapping, num_blocks * block_size)
+    module.write_kv(key, value, key_cache, value_cache, slot_mapping)
+
+
+def copy_blocks(
+    key_caches: Sequence[Tensor], value_caches: Sequence[Tensor], pairs: Tensor, *, backend: str = "auto"
+) -> None:
+    """Copies whole blocks, in every layer: what a sequence that shares a block needs before it writes to it.
+
+    Args:
+        key_caches, value_caches: one [num_blocks, num_kv_heads, block_size, head_dim_k or _v] tensor a layer;
+            changed in place.
+        pairs: int64 [num_pairs, 2], (source block, target block). Targets differ, and none is a source.
+        backend: "auto", "torch", "cpu" or "triton".
+
+    Raises:
+        TypeError: a tensor has a wrong dtype.
+        ValueError: a shape, stride or device does not fit; on a CPU also: a block is out of range, a target
+            comes twice or is a source. Nothing was copied.
+    """
+    if len(key_caches) != len(value_caches):
+        raise ValueError(f"key_caches has {len(key_caches)} layers; value_caches has {len(value_caches)}")
+    device = pairs.device
+    checks.check_tensor("pairs", pairs, 2, torch.int64, device)
+    checks.check_shape("pairs", pairs, (pairs.shape[0], 2), "(num_pairs, 2)")
+    checks.check_last_contiguous("pairs", pairs)
+    for key_cache, value_cache in zip(key_caches, value_caches, strict=True):
+        checks.check_caches(key_cache, value_cache, key_cache.dtype, device)
+    module = backend_for(backend, device)
+    if not key_caches or not len(pairs):
+        return
+    if device.type == "cpu":
+        contents.check_pairs(pairs, min(cache.shape[0] for cache in key_caches))
+    module.copy_blocks(key_caches, value_caches, pairs)
+
+
+def _prepared_sinks(sinks: Tensor | None, query: Tensor) -> Tensor | None:
+    if sinks is None:
+        return None
+    checks.check_tensor("sinks", sinks, 1, None, query.device)
+    checks.check_shape("sinks", sinks, (query.shape[1],), "(num_heads,)")
+    if not sinks.dtype.is_floating_point:
+        raise TypeError(f"sinks has dtype {sinks.dtype}; it must be a float type")
+    return sinks.detach().to(torch.float32).contiguous()
+
+
+def _prepared_out(out: Tensor | None, query: Tensor, head_dim_v: int) -> Tensor:
+    shape = (query.shape[0], query.shape[1], head_dim_v)
+    if out is None:
+        return query.new_empty(shape)
+    checks.check_tensor("out", out, 3, query.dtype, query.device)
+    checks.check_shape("out", out, shape, "(num_tokens, num_heads, head_dim_v)")
+    checks.check_last_contiguous("out", out)
+    return out
