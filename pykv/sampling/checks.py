@@ -58,12 +58,12 @@ def boolean(field: str, value: object) -> bool:
 
 def strings(field: str, value: object, *, most: int, longest: int) -> tuple[str, ...]:
     """Returns a string or an iterable of strings as a tuple, at most `most` of 1 to `longest` characters."""
-    allowed = f"at most {most} strings of 1 to {longest} characters"
+    allowed = f"at most {most} Unicode strings of 1 to {longest} characters"
     if value is None:
         return ()
     items = (value,) if isinstance(value, str) else _bounded(field, value, most, allowed)
     for item in items:
-        if not isinstance(item, str) or not 1 <= len(item) <= longest:
+        if not isinstance(item, str) or not 1 <= len(item) <= longest or not _is_unicode(item):
             refuse(field, item, allowed)
     return tuple(str(item) for item in items)
 
@@ -88,6 +88,11 @@ def biases(field: str, value: object, *, most: int, largest: float) -> dict[int,
     return {
         integer(field, key, 0, 2**31 - 1): real(field, item, -largest, largest) for key, item in value.items()
     }
+
+
+def _is_unicode(text: str) -> bool:
+    """Whether no lone surrogate is in the text."""
+    return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def _bounded(field: str, value: object, most: int, allowed: str) -> tuple[object, ...]:

@@ -1,0 +1,1 @@
+"""Between text and token ids: encoding, chat templates, streamed decoding and stop strings."""

@@ -1,0 +1,123 @@
+"""One model's tokenizer, safe for any number of threads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+from jinja2 import TemplateError
+from tokenizers import Tokenizer
+
+from pykv.errors import InvalidRequestError, ModelError
+from pykv.text.chat import checked_messages
+from pykv.text.control_tokens import ControlTokens
+from pykv.text.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
+from pykv.text.token_pieces import Piece, byte_level_pieces
+
+
+class TextTokenizer:
+    """Encodes and decodes with a private copy of a tokenizer, which nothing changes after construction.
+
+    The copy neither truncates nor pads, whatever others set on the tokenizer that was given.
+
+    Args:
+        tokenizer: a fast tokenizer of transformers, or one of the package tokenizers (which has no chat template).
+
+    Raises:
+        ModelError: it is neither.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._source = tokenizer
+        self._backend = _private_copy(tokenizer)
+        self._control_tokens = ControlTokens(self._backend)
+        bos_token = getattr(tokenizer, "bos_token", None)
+        self._bos_token: str | None = bos_token
+        self._bos_id = None if bos_token is None else self._backend.token_to_id(bos_token)
+
+    @cached_property
+    def longest_token_characters(self) -> int:
+        """No token stands for more characters than this, so a longer text has at least so many times fewer tokens."""
+        return max(map(len, self._backend.get_vocab(with_added_tokens=True)), default=1)
+
+    def encode(self, text: str) -> list[int]:
+        """Returns the ids of a raw prompt.
+
+        Control tokens in it are read as such, and special tokens are added as the tokenizer is set up to do; but a
+        BOS that the text already begins with is not doubled.
+
+        Raises:
+            InvalidRequestError: the text holds a lone surrogate.
+        """
+        token_ids = self._encode("prompt", text, add_special_tokens=True)
+        begins_with_bos = self._bos_token is not None and text.startswith(self._bos_token)
+        if begins_with_bos and token_ids[:2] == [self._bos_id, self._bos_id]:
+            return token_ids[1:]
+        return token_ids
+
+    def encode_chat(
+        self, messages: Sequence[Mapping[str, str]], template_options: Mapping[str, Any] | None = None
+    ) -> list[int]:
+        """Returns the ids of the model's chat template over the messages, up to where the answer begins.
+
+        The template alone brings BOS and control tokens: those that a message spells stay text.
+
+        Args:
+            messages: each with `role` and `content`.
+            template_options: more variables for the template.
+
+        Raises:
+            InvalidRequestError: the messages are malformed, or the template refuses them, or there is no template.
+        """
+        defuse = self._control_tokens.defuse
+        defused = [
+            {**message, "content": defuse(message["content"])} for message in checked_messages(messages)
+        ]
+        text = self._rendered(defused, template_options or {})
+        return self._control_tokens.drop_marks(self._encode("messages", text, add_special_tokens=False))
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Returns the text of whole sequences of tokens, without special tokens."""
+        return self._backend.decode(list(token_ids), skip_special_tokens=True)
+
+    def detokenizer(self, prompt_token_ids: Sequence[int]) -> Detokenizer:
+        """Returns a new streamed decoder of what follows the prompt."""
+        if self._pieces is not None:
+            return ByteDetokenizer(self._pieces)
+        return WindowDetokenizer(self._backend, prompt_token_ids)
+
+    @cached_property
+    def _pieces(self) -> list[Piece] | None:
+        return byte_level_pieces(self._backend)
+
+    def _encode(self, field: str, text: str, *, add_special_tokens: bool) -> list[int]:
+        try:
+            return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        except UnicodeEncodeError as error:
+            message = (
+                f"{field}: the text holds a lone surrogate at character {error.start}; allowed: Unicode text"
+            )
+            raise InvalidRequestError(message, field) from error
+
+    def _rendered(self, messages: list[dict[str, str]], options: Mapping[str, Any]) -> str:
+        if not getattr(self._source, "chat_template", None):
+            raise InvalidRequestError("messages: the model has no chat template; send a prompt", "messages")
+        try:
+            text = self._source.apply_chat_template(
+                messages, tokenize=False, add_generation_prompt=True, **options
+            )
+        except (TemplateError, ValueError, TypeError) as error:
+            message = f"messages: the model's chat template refuses them: {error}"
+            raise InvalidRequestError(message, "messages") from error
+        return str(text)
+
+
+def _private_copy(tokenizer: Any) -> Tokenizer:
+    backend = getattr(tokenizer, "backend_tokenizer", tokenizer)
+    if not isinstance(backend, Tokenizer):
+        raise ModelError(f"the tokenizer is a {type(tokenizer).__name__}; allowed: one with a fast backend")
+    copy = Tokenizer.from_str(backend.to_str())
+    copy.no_truncation()
+    copy.no_padding()
+    return copy
