@@ -82,8 +82,8 @@ class WindowDetokenizer:
     def _release(self, num_tokens: int) -> str:
         released, self._pending = self._pending[:num_tokens], self._pending[num_tokens:]
         text = self._decode(self._context + released)[len(self._context_text) :]
-        if text:
-            self._context = (self._context + released)[-self._CONTEXT_TOKENS :]
+        if text:  # a context of whole releases never begins inside a character
+            self._context = released
             self._context_text = self._decode(self._context)
         else:
             self._context = self._context + released

@@ -56,8 +56,8 @@ class StopStrings:
 class StopMatcher:
     """Follows one sample's text.
 
-    The stop string whose last character comes first wins, so that the result does not depend on how the text was
-    cut into tokens; of several that end there, the longest.
+    The stop string whose last character comes first wins, whatever the borders of the
+    tokens; of several that end there, the longest.
     """
 
     def __init__(self, stops: StopStrings) -> None:

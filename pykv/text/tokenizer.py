@@ -22,7 +22,7 @@ class TextTokenizer:
     The copy neither truncates nor pads, whatever others set on the tokenizer that was given.
 
     Args:
-        tokenizer: a fast tokenizer of transformers, or one of the package tokenizers (which has no chat template).
+        tokenizer: a fast tokenizer of transformers, or one of the package tokenizers (without chat template).
 
     Raises:
         ModelError: it is neither.
@@ -38,14 +38,14 @@ class TextTokenizer:
 
     @cached_property
     def longest_token_characters(self) -> int:
-        """No token stands for more characters than this, so a longer text has at least so many times fewer tokens."""
+        """No token stands for more characters: a text has at least its length over this many tokens."""
         return max(map(len, self._backend.get_vocab(with_added_tokens=True)), default=1)
 
     def encode(self, text: str) -> list[int]:
         """Returns the ids of a raw prompt.
 
-        Control tokens in it are read as such, and special tokens are added as the tokenizer is set up to do; but a
-        BOS that the text already begins with is not doubled.
+        Control tokens in it are read as such, and special tokens are added as the tokenizer is set up to do,
+        but no second BOS where the text begins with one.
 
         Raises:
             InvalidRequestError: the text holds a lone surrogate.
@@ -68,7 +68,7 @@ class TextTokenizer:
             template_options: more variables for the template.
 
         Raises:
-            InvalidRequestError: the messages are malformed, or the template refuses them, or there is no template.
+            InvalidRequestError: the messages are malformed, the template refuses them, or there is none.
         """
         defuse = self._control_tokens.defuse
         defused = [
@@ -93,12 +93,11 @@ class TextTokenizer:
 
     def _encode(self, field: str, text: str, *, add_special_tokens: bool) -> list[int]:
         try:
-            return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+            text.encode()
         except UnicodeEncodeError as error:
-            message = (
-                f"{field}: the text holds a lone surrogate at character {error.start}; allowed: Unicode text"
-            )
+            message = f"{field}: a lone surrogate at character {error.start}; allowed: Unicode text"
             raise InvalidRequestError(message, field) from error
+        return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
 
     def _rendered(self, messages: list[dict[str, str]], options: Mapping[str, Any]) -> str:
         if not getattr(self._source, "chat_template", None):
@@ -108,7 +107,7 @@ class TextTokenizer:
                 messages, tokenize=False, add_generation_prompt=True, **options
             )
         except (TemplateError, ValueError, TypeError) as error:
-            message = f"messages: the model's chat template refuses them: {error}"
+            message = f"messages: the model's chat template refuses them: {str(error)[:200]}"
             raise InvalidRequestError(message, "messages") from error
         return str(text)
 
