@@ -41,7 +41,7 @@ class Peak:
     Attributes:
         blocks: different blocks that the running sequences used.
         tokens: different tokens in those blocks; one that several sequences share counts once.
-        table_blocks: the lengths of their block tables in sum: the blocks that they would use without sharing.
+        table_blocks: the lengths of their block tables in sum: the blocks that they would use unshared.
         table_tokens: their lengths in sum: a shared token counts once for each sequence.
         sequences: sequences that ran.
     """
