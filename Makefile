@@ -24,7 +24,7 @@ help:  ## Lists the commands
 
 # --- set-up -----------------------------------------------------------------------------------------------------
 
-setup: $(STAMPS)/core $(STAMPS)/model  ## Makes .venv with everything, and builds the extension into it
+setup: $(STAMPS)/model $(STAMPS)/core  ## Makes .venv with everything, and builds the extension into it
 
 toolchain:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \

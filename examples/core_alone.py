@@ -1,7 +1,7 @@
 """The scheduler under an engine of your own: numpy alone, and a toy model whose cache holds token ids.
 
-The toy's next token is the sum of all tokens so far, modulo its vocabulary. It reads them through the block tables,
-as attention would read keys and values, so a wrong table gives a wrong answer.
+The next token is the sum of all tokens so far, modulo the vocabulary. They are read through the block
+tables, as attention would read keys and values, so that a wrong table gives a wrong answer.
 """
 
 import numpy as np
