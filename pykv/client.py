@@ -1,0 +1,190 @@
+"""An asynchronous client of `pykv-serve`."""
+
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import fields
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
+from grpclib.client import Stream
+from grpclib.const import Cardinality
+from grpclib.health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
+
+from pykv.engine.outputs import OutputDelta
+from pykv.errors import ConfigError, InvalidRequestError
+from pykv.sampling import SamplingParams
+from pykv.service.client.channel import PatientChannel
+from pykv.service.client.failures import ServiceError, raising_typed
+from pykv.service.messages import deltas_of, sampling_message
+from pykv.service.protocol import engine_pb2 as pb
+from pykv.service.servable import cardinality_of, path_of
+from pykv.service.served import ModelDescription
+
+__all__ = ["Client", "ServiceError"]
+
+DEFAULT_ADDRESS = "127.0.0.1:50051"
+ENGINE = pb.DESCRIPTOR.services_by_name["Engine"]
+HEALTH_CHECK = "/grpc.health.v1.Health/Check"
+
+Reply = TypeVar("Reply", bound=Message)
+
+
+class Client:
+    """A connection to one server, for one event loop; it is made at the first call.
+
+    ```
+    async with Client("127.0.0.1:50051") as client:
+        async for delta in client.generate("The capital of France is", SamplingParams(max_tokens=8)):
+            print(delta.text, end="")
+    ```
+
+    A call that fails raises what the server raised where `pykv.errors` has it (such as InvalidRequestError),
+    TimeoutError where its deadline passed, and ServiceError, with the status, otherwise.
+
+    Args:
+        address: HOST:PORT of the server; [HOST]:PORT for IPv6.
+
+    Raises:
+        ConfigError: the address is none.
+    """
+
+    def __init__(self, address: str = DEFAULT_ADDRESS) -> None:
+        self._host, self._port = _split(address)
+        self._address = address
+        self._channel: PatientChannel | None = None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Ends every call of this client and closes the connection."""
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            channel.close()
+
+    def generate(
+        self,
+        prompt: str | Sequence[int],
+        params: SamplingParams | None = None,
+        *,
+        request_id: str = "",
+        cache_salt: bytes = b"",
+        timeout_seconds: float | None = None,
+    ) -> AsyncGenerator[OutputDelta, None]:
+        """Streams the continuation of a prompt, a text or token ids.
+
+        Leaving the iterator, for any reason, ends the request on the server. What the server refuses is raised
+        by the first step.
+        """
+        sampling = sampling_message(params or SamplingParams())
+        request = pb.GenerateRequest(request_id=request_id, sampling=sampling, cache_salt=cache_salt)
+        _set_prompt(request, prompt)
+        return self._stream("Generate", request, timeout_seconds)
+
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, str]],
+        params: SamplingParams | None = None,
+        *,
+        request_id: str = "",
+        cache_salt: bytes = b"",
+        timeout_seconds: float | None = None,
+    ) -> AsyncGenerator[OutputDelta, None]:
+        """Streams the answer to a conversation, mappings with `role` and `content`; otherwise as `generate`."""
+        sampling = sampling_message(params or SamplingParams())
+        request = pb.ChatRequest(request_id=request_id, sampling=sampling, cache_salt=cache_salt)
+        request.messages.extend(pb.ChatMessage(**message) for message in messages)
+        return self._stream("Chat", request, timeout_seconds)
+
+    async def abort(self, request_id: str) -> bool:
+        """Ends a running request by its name; False where no live request bears it."""
+        reply = await self._ask("Abort", pb.AbortRequest(request_id=request_id), pb.AbortResponse)
+        return reply.aborted
+
+    async def get_model(self) -> ModelDescription:
+        """What the server serves."""
+        reply = await self._ask("GetModel", pb.GetModelRequest(), pb.GetModelResponse)
+        values = {entry.name: getattr(reply, entry.name) for entry in fields(ModelDescription)}
+        return ModelDescription(**values | {"eos_token_ids": tuple(reply.eos_token_ids)})
+
+    async def get_stats(self) -> dict[str, int]:
+        """Counts of the cache and the scheduler, by the names of `pykv.v1.GetStatsResponse`."""
+        reply = await self._ask("GetStats", pb.GetStatsRequest(), pb.GetStatsResponse)
+        return {name: getattr(reply, name) for name in pb.GetStatsResponse.DESCRIPTOR.fields_by_name}
+
+    async def health(self, service: str = ENGINE.full_name) -> str:
+        """SERVING or NOT_SERVING: of the model's service, or, where `service` is empty, of the process."""
+        stream: Stream[Any, HealthCheckResponse] = self._connect().request(
+            HEALTH_CHECK, Cardinality.UNARY_UNARY, HealthCheckRequest, HealthCheckResponse
+        )
+        reply = await self._exchange(stream, HealthCheckRequest(service=service))
+        return HealthCheckResponse.ServingStatus.Name(reply.status)
+
+    async def _ask(self, method: str, request: Message, reply_type: type[Reply]) -> Reply:
+        stream: Stream[Any, Reply] = self._open(method, None)
+        return await self._exchange(stream, request)
+
+    async def _exchange(self, stream: Stream[Any, Reply], request: Message) -> Reply:
+        with raising_typed(stream, self._address):
+            async with stream:
+                await stream.send_message(request, end=True)
+                reply = await stream.recv_message()
+        if reply is None:
+            raise ServiceError("the server sent no reply", "INTERNAL")
+        return reply
+
+    async def _stream(
+        self, method: str, request: Message, timeout_seconds: float | None
+    ) -> AsyncGenerator[OutputDelta, None]:
+        stream: Stream[Any, pb.GenerateResponse] = self._open(method, timeout_seconds)
+        request_id = ""
+        prompt_logprobs: list[pb.TokenLogprobs] = []
+        with raising_typed(stream, self._address):
+            async with stream:
+                await stream.send_message(request, end=True)
+                async for response in stream:
+                    request_id = response.request_id or request_id
+                    prompt_logprobs.extend(response.prompt_logprobs)
+                    for delta in deltas_of(response, request_id, prompt_logprobs):
+                        yield delta
+                    if response.deltas:
+                        prompt_logprobs.clear()
+
+    def _open(self, name: str, timeout_seconds: float | None) -> Stream[Any, Any]:
+        method = ENGINE.methods_by_name[name]
+        return self._connect().request(
+            path_of(method),
+            cardinality_of(method),
+            GetMessageClass(method.input_type),
+            GetMessageClass(method.output_type),
+            timeout=timeout_seconds,
+        )
+
+    def _connect(self) -> PatientChannel:
+        if self._channel is None:
+            self._channel = PatientChannel(self._host, self._port)
+        return self._channel
+
+
+def _set_prompt(request: pb.GenerateRequest, prompt: str | Sequence[int]) -> None:
+    if isinstance(prompt, str):
+        request.text = prompt
+        return
+    request.token_ids.SetInParent()
+    try:
+        request.token_ids.ids.extend(prompt)
+    except (TypeError, ValueError) as error:
+        raise InvalidRequestError(f"prompt holds what is no token id: {error}", "prompt") from error
+
+
+def _split(address: str) -> tuple[str, int]:
+    host, colon, port = address.rpartition(":")
+    if not (host and colon and port.isascii() and port.isdigit() and int(port) < 2**16):
+        raise ConfigError(f"address is {address!r}; allowed: HOST:PORT, such as {DEFAULT_ADDRESS}")
+    return host.removeprefix("[").removesuffix("]"), int(port)

@@ -1,0 +1,1 @@
+"""The daemon: one engine's tokens, streamed over gRPC."""

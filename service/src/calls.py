@@ -1,0 +1,128 @@
+"""The calls in flight: each is run under one guard, which answers for whatever ends it."""
+
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import anyio
+import structlog
+from grpclib._typing import IServable
+from grpclib.const import Handler, Status
+from grpclib.server import Stream
+from h2.exceptions import StreamClosedError
+
+from pykv.service.status import error_metadata, innermost, is_unexpected, message_of, status_of
+from pykv.service.transport.stream import BoundedStream
+
+__all__ = ["Calls", "guarded"]
+
+AnyStream = Stream[Any, Any]
+Method = Callable[[AnyStream], Awaitable[None]]
+
+log = structlog.get_logger("pykv.service")
+
+
+class Call:
+    """One call in flight."""
+
+    def __init__(self, timeout_seconds: float | None) -> None:
+        self.scope = anyio.CancelScope()
+        self.error: BaseException = TimeoutError()
+        if timeout_seconds is not None:
+            self.scope.deadline = anyio.current_time() + timeout_seconds
+
+    def end(self, error: BaseException) -> None:
+        """Cancels the call; its client gets the status of `error`."""
+        self.error = error
+        self.scope.cancel()
+
+
+class Calls:
+    """The calls in flight of one or more services."""
+
+    def __init__(self) -> None:
+        self._calls: set[Call] = set()
+        self._ended = anyio.Event()
+
+    def __len__(self) -> int:
+        return len(self._calls)
+
+    def end_all(self, error: BaseException) -> None:
+        """Ends every call with the status of `error`."""
+        for call in self._calls:
+            call.end(error)
+
+    async def wait_idle(self) -> None:
+        """Returns when no call is in flight."""
+        while self._calls:
+            self._ended = anyio.Event()
+            await self._ended.wait()
+
+    async def run(self, stream: AnyStream, method: Method) -> None:
+        """Runs one call to its end and sends its status.
+
+        What cancels the task itself (a reset, a lost connection) goes through: nobody is left to answer.
+        """
+        call = Call(_timeout_of(stream))
+        self._calls.add(call)
+        try:
+            with call.scope:
+                await method(stream)
+            if call.scope.cancelled_caught:
+                raise call.error
+        except Exception as error:
+            await _refuse(stream, innermost(error))
+        finally:
+            self._calls.discard(call)
+            self._ended.set()
+
+
+class GuardedService:
+    """A service whose every method is run by `Calls.run`."""
+
+    def __init__(self, service: IServable, calls: Calls) -> None:
+        self._service = service
+        self._calls = calls
+
+    def __mapping__(self) -> dict[str, Handler]:
+        return {path: self._guarded(path, handler) for path, handler in self._service.__mapping__().items()}
+
+    def _guarded(self, path: str, handler: Handler) -> Handler:
+        async def call(stream: AnyStream) -> None:
+            start = time.monotonic()
+            with structlog.contextvars.bound_contextvars(method=path):
+                try:
+                    await self._calls.run(stream, handler.func)
+                finally:
+                    log.debug("call ended", seconds=round(time.monotonic() - start, 6))
+
+        return handler._replace(func=call)
+
+
+def guarded(service: IServable, calls: Calls) -> IServable:
+    """The same service, its calls counted, bounded in time and answered in every case."""
+    return GuardedService(service, calls)
+
+
+def _timeout_of(stream: AnyStream) -> float | None:
+    inner = stream._stream
+    return inner.timeout_seconds if isinstance(inner, BoundedStream) else None
+
+
+async def _refuse(stream: AnyStream, error: BaseException) -> None:
+    """Ends the call with the status of `error`, if its client is still there."""
+    status = status_of(error)
+    if is_unexpected(error):
+        log.error("call failed", status=status.name, exc_info=error)
+    else:
+        log.info("call refused", status=status.name, error=message_of(error))
+    try:
+        await _send_status(stream, error, status)
+    except StreamClosedError:
+        log.debug("client gone")
+
+
+async def _send_status(stream: AnyStream, error: BaseException, status: Status) -> None:
+    await stream.send_trailing_metadata(
+        status=status, status_message=message_of(error), metadata=error_metadata(error)
+    )

@@ -1,0 +1,1 @@
+"""The parts of `pykv.Client` that its users do not see."""

@@ -1,0 +1,79 @@
+"""A channel whose streams live on when the server asks for no more calls."""
+
+import asyncio
+from collections.abc import Callable
+
+from grpclib.client import Channel, Handler
+from grpclib.config import Configuration
+from grpclib.protocol import H2Protocol
+from h2.config import H2Configuration
+from h2.errors import ErrorCodes
+from h2.events import Event
+from hyperframe.frame import Frame, GoAwayFrame
+
+__all__ = ["PatientChannel"]
+
+Received = tuple[list[Frame], list[Event]]
+
+
+class PatientChannel(Channel):
+    """Begins its next call on a new connection once the server said goodbye on the old one.
+
+    grpclib alone ends every stream at that moment, and a server that drains would cut its clients off.
+    """
+
+    def __init__(self, host: str, port: int) -> None:
+        super().__init__(host, port)
+        self._protocols: set[PatientProtocol] = set()
+
+    def close(self) -> None:
+        """Closes all connections."""
+        super().close()
+        for protocol in list(self._protocols):
+            protocol.processor.close()
+
+    def _protocol_factory(self) -> "PatientProtocol":
+        return PatientProtocol(Handler(), self._config, self._h2_config, self._protocols)
+
+
+class PatientProtocol(H2Protocol):
+    """A connection that ends with its last stream after a goodbye."""
+
+    handler: Handler
+
+    def __init__(
+        self,
+        handler: Handler,
+        config: Configuration,
+        h2_config: H2Configuration,
+        live: "set[PatientProtocol]",
+    ) -> None:
+        super().__init__(handler, config, h2_config)
+        self._live = live
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Takes the server's goodbye away from h2, which would take the connection for closed."""
+        super().connection_made(transport)
+        dispatch = self.connection._connection._frame_dispatch_table
+        dispatch[GoAwayFrame] = self._goodbye(dispatch[GoAwayFrame])
+        self._live.add(self)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """Ends the streams."""
+        self._live.discard(self)
+        super().connection_lost(exc)
+
+    def _goodbye(self, default: Callable[[GoAwayFrame], Received]) -> Callable[[GoAwayFrame], Received]:
+        def receive(frame: GoAwayFrame) -> Received:
+            if frame.error_code != ErrorCodes.NO_ERROR:
+                return default(frame)
+            self.handler.connection_lost = True  # for the channel's next call, that is
+            self._end_streams_after(frame.last_stream_id)
+            return [], []
+
+        return receive
+
+    def _end_streams_after(self, last_stream_id: int) -> None:
+        for stream_id, stream in list(self.processor.streams.items()):
+            if stream_id > last_stream_id:
+                stream.__terminated__("the server is shutting down and did not begin the call")

@@ -1,0 +1,98 @@
+"""What a client sees when a call fails: the exception that the server raised, where pykv has its class."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from grpclib.client import Stream
+from grpclib.const import Status
+from grpclib.exceptions import GRPCError, StreamTerminatedError
+from grpclib.metadata import decode_grpc_message
+
+from pykv.errors import (
+    CapacityError,
+    DuplicateRequestError,
+    EngineDeadError,
+    InvalidRequestError,
+    OutOfBlocksError,
+    PoisonedError,
+    PykvError,
+    QueueFullError,
+    UnknownRequestError,
+)
+from pykv.service.status import ERROR_KEY, FIELD_KEY
+
+__all__ = ["ServiceError", "raising_typed"]
+
+
+RAISED_AGAIN: Mapping[str, type[PykvError]] = {
+    kind.__name__: kind
+    for kind in (
+        CapacityError,
+        DuplicateRequestError,
+        EngineDeadError,
+        InvalidRequestError,
+        OutOfBlocksError,
+        PoisonedError,
+        QueueFullError,
+        UnknownRequestError,
+    )
+}
+
+
+class ServiceError(PykvError):
+    """A call failed for a reason that has no class of its own.
+
+    Attributes:
+        status: the name of the gRPC status, such as "UNAVAILABLE".
+    """
+
+    def __init__(self, message: str, status: str) -> None:
+        super().__init__(f"{status}: {message}")
+        self.status = status
+
+
+@contextmanager
+def raising_typed(stream: Stream[Any, Any], address: str) -> Iterator[None]:
+    """Raises a call's failures as the exceptions of pykv.
+
+    Raises:
+        PykvError: the class that the server named, or ServiceError.
+        TimeoutError: the deadline passed.
+    """
+    try:
+        yield
+    except GRPCError as error:
+        raise _typed(error.status, error.message or "", _trailers_of(stream)) from error
+    except StreamTerminatedError as error:
+        raise ServiceError(str(error), Status.UNAVAILABLE.name) from error
+    except AssertionError as error:  # grpclib's word for a stream that ended inside a message
+        raise _cut_off(_trailers_of(stream)) from error
+    except OSError as error:
+        if isinstance(error, TimeoutError):
+            raise
+        raise ServiceError(f"no server answers at {address}: {error}", Status.UNAVAILABLE.name) from error
+
+
+def _typed(status: Status, message: str, trailers: Mapping[str, str]) -> Exception:
+    if status is Status.DEADLINE_EXCEEDED:
+        return TimeoutError(message)
+    kind = RAISED_AGAIN.get(trailers.get(ERROR_KEY, ""))
+    if kind is None:
+        return ServiceError(message, status.name)
+    if issubclass(kind, InvalidRequestError):
+        return kind(message, trailers.get(FIELD_KEY))
+    return kind(message)
+
+
+def _cut_off(trailers: Mapping[str, str]) -> Exception:
+    code = trailers.get("grpc-status", str(Status.UNAVAILABLE.value))
+    message = decode_grpc_message(trailers.get("grpc-message", "the stream ended inside a message"))
+    return _typed(Status(int(code)), message, trailers)
+
+
+def _trailers_of(stream: Stream[Any, Any]) -> Mapping[str, str]:
+    """The raw trailers: grpclib does not decode them where a reset follows at once."""
+    inner = getattr(stream, "_stream", None)
+    headers: Iterable[tuple[str, str]] = () if inner is None else inner.trailers or inner.headers or ()
+    return dict(headers)

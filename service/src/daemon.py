@@ -1,0 +1,165 @@
+"""The daemon from its socket to its end: it answers at once, and serves once the model is loaded."""
+
+import asyncio
+import socket
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import anyio
+import structlog
+from grpclib._typing import IServable
+from grpclib.reflection.service import ServerReflection
+
+from pykv.service.calls import Calls, guarded
+from pykv.service.engine_service import EngineService
+from pykv.service.health import HealthState, watch_engine
+from pykv.service.listening import BACKLOG, address_of, bind
+from pykv.service.options import ServeOptions
+from pykv.service.protocol.engine_pb2 import DESCRIPTOR
+from pykv.service.servable import DescribedService
+from pykv.service.served import ModelDescription, ServedModel
+from pykv.service.shutdown import Shutdown
+from pykv.service.transport import CallServer, TransportLimits
+
+__all__ = ["Daemon", "Loader"]
+
+Loader = Callable[[ServeOptions, Callable[[str], None]], ServedModel]
+"""Loads the model that the options name, telling its progress; runs in a thread."""
+
+Result = TypeVar("Result")
+
+log = structlog.get_logger("pykv.service")
+
+
+class Daemon:
+    """One start of `pykv-serve`.
+
+    Args:
+        options: what to serve, and how.
+        load: loads the model.
+    """
+
+    def __init__(self, options: ServeOptions, load: Loader) -> None:
+        self._options = options
+        self._load = load
+        self._calls = Calls()
+        self._health = HealthState()
+        self._shutdown = Shutdown()
+        self._engine_service = EngineService(options.stream_buffer)
+        self._server = CallServer(self._services(), _limits(options))
+
+    async def run(self) -> None:
+        """Serves until a signal asks for the end.
+
+        Raises:
+            ConfigError: the address cannot be listened on.
+            PykvError: the model cannot be loaded.
+        """
+        listener = bind(self._options.host, self._options.port)
+        await self._server.start(sock=listener, backlog=BACKLOG)
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._shutdown.watch_signals)
+                await self._serve(listener)
+                tasks.cancel_scope.cancel()
+        finally:
+            with anyio.CancelScope(shield=True):
+                await self._server.end()
+
+    async def _serve(self, listener: socket.socket) -> None:
+        served = await self._load_unless_ended()
+        if served is None:
+            return
+        async with served.engine, anyio.create_task_group() as tasks:
+            self._engine_service.serve(served)
+            tasks.start_soon(self._watch, served)
+            self._announce(served.description, address_of(listener))
+            await self._shutdown.wait_requested()
+            await self._shutdown.drain(self._server, self._calls, self._health, self._options.drain_timeout)
+            tasks.cancel_scope.cancel()
+
+    async def _load_unless_ended(self) -> ServedModel | None:
+        """None: the end was asked for while the model was being loaded."""
+        served = None
+        async with anyio.create_task_group() as tasks:
+
+            async def end_early() -> None:
+                await self._shutdown.wait_requested()
+                tasks.cancel_scope.cancel()
+
+            tasks.start_soon(end_early)
+            served = await _in_thread(lambda: self._load(self._options, _log_progress))
+            tasks.cancel_scope.cancel()
+        return served
+
+    async def _watch(self, served: ServedModel) -> None:
+        limit_seconds = self._options.progress_timeout
+        await watch_engine(served.engine, self._engine_service, self._health, self._calls, limit_seconds)
+
+    def _announce(self, description: ModelDescription, address: str) -> None:
+        self._health.set_ready()
+        log.info(
+            "model served",
+            model=description.name,
+            dtype=description.dtype,
+            device=description.device,
+            kv_bytes_per_token=description.kv_bytes_per_token,
+            num_blocks=description.num_blocks,
+            block_size=description.block_size,
+            max_model_len=description.max_model_len,
+            requests_of_full_length=description.num_full_requests,
+        )
+        print(f"pykv-serve ready on {address}", flush=True)
+        if self._options.ready_path is not None:
+            _write_whole(self._options.ready_path, f"{address}\n")
+
+    def _services(self) -> list[IServable]:
+        engine = DescribedService(DESCRIPTOR.services_by_name["Engine"], self._engine_service)
+        others = ServerReflection.extend([engine, self._health.service(engine)])[1:]
+        other_calls = Calls()
+        return [guarded(engine, self._calls), *(guarded(service, other_calls) for service in others)]
+
+
+def _limits(options: ServeOptions) -> TransportLimits:
+    return TransportLimits(
+        max_streams=options.max_streams,
+        max_message_bytes=options.max_message_size,
+        stall_seconds=options.stall_timeout,
+    )
+
+
+def _log_progress(step: str) -> None:
+    log.info("loading model", step=step)
+
+
+def _write_whole(path: Path, text: str) -> None:
+    """Whoever finds the file finds all of it."""
+    part = path.with_name(f"{path.name}.part")
+    part.write_text(text)
+    part.replace(path)
+
+
+async def _in_thread(function: Callable[[], Result]) -> Result:
+    """Runs `function` in a thread that does not keep the process alive."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[Result] = loop.create_future()
+
+    def settle(result: Result | None, error: BaseException | None) -> None:
+        if future.cancelled():
+            return
+        if error is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(result)  # type: ignore[arg-type]
+
+    def run() -> None:
+        try:
+            outcome = (function(), None)
+        except BaseException as error:
+            outcome = (None, error)  # type: ignore[assignment]
+        loop.call_soon_threadsafe(settle, *outcome)
+
+    threading.Thread(target=run, name="pykv-load", daemon=True).start()
+    return await future

@@ -1,0 +1,67 @@
+"""The program `pykv-serve`."""
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+
+import anyio
+from pykv.service.loading import load_model
+
+import pykv
+from pykv.errors import ConfigError, PykvError
+from pykv.service.daemon import Daemon, Loader
+from pykv.service.logs import configure_logs
+from pykv.service.options import ServeOptions, read_options
+from pykv.service.status import innermost
+
+__all__ = ["main"]
+
+REFUSED = 2
+
+
+def main(
+    arguments: Sequence[str] | None = None,
+    environment: Mapping[str, str] | None = None,
+    load: Loader = load_model,
+) -> int:
+    """Serves until SIGTERM or SIGINT.
+
+    Args:
+        arguments: of the command line; None = of this process.
+        environment: None = of this process.
+        load: loads the model.
+
+    Returns:
+        0 after an orderly end; 2, with one line on stderr, for options or a model that cannot be served.
+    """
+    try:
+        options = read_options(
+            sys.argv[1:] if arguments is None else arguments,
+            os.environ if environment is None else environment,
+            pykv.__version__,
+        )
+    except ConfigError as error:
+        return _refuse(error)
+    configure_logs(options.log_level, options.log_format)
+    return _serve(options, load)
+
+
+def _serve(options: ServeOptions, load: Loader) -> int:
+    async def run() -> None:
+        await Daemon(options, load).run()
+
+    try:
+        anyio.run(run, backend_options={"use_uvloop": find_spec("uvloop") is not None})
+    except Exception as error:
+        cause = innermost(error)
+        if isinstance(cause, (PykvError, MemoryError)):
+            return _refuse(cause)
+        raise
+    return 0
+
+
+def _refuse(error: BaseException) -> int:
+    text = " ".join(str(error).split()) or type(error).__name__
+    print(f"pykv-serve: {text}", file=sys.stderr)
+    return REFUSED

@@ -1,0 +1,152 @@
+"""What the engine says, and what its messages say: each translated into the other."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import fields
+
+from pykv.engine.outputs import OutputDelta, TokenLogprobs, Usage
+from pykv.sampling import SamplingParams
+from pykv.service.protocol import engine_pb2 as pb
+
+__all__ = [
+    "delta_message",
+    "deltas_of",
+    "logprobs_message",
+    "params_of",
+    "sampling_message",
+    "stats_message",
+    "usage_message",
+]
+
+FINISH_REASONS = {
+    "stop": pb.FINISH_REASON_STOP,
+    "length": pb.FINISH_REASON_LENGTH,
+    "abort": pb.FINISH_REASON_ABORT,
+    "error": pb.FINISH_REASON_ERROR,
+}
+FINISH_WORDS = {value: word for word, value in FINISH_REASONS.items()}
+ERROR_CHARACTERS = 300
+
+
+def params_of(message: pb.SamplingParams) -> SamplingParams:
+    """The parameters that a message sets; the others have their defaults.
+
+    Raises:
+        InvalidRequestError: a value is not allowed, or is of an option that is not served.
+    """
+    options: dict[str, object] = {}
+    for descriptor, value in message.ListFields():
+        if descriptor.name == "logit_bias":
+            options[descriptor.name] = dict(value)
+        elif descriptor.name in ("stop", "stop_token_ids"):
+            options[descriptor.name] = tuple(value)
+        else:
+            options[descriptor.name] = value
+    return SamplingParams.from_mapping(options)
+
+
+def sampling_message(params: SamplingParams) -> pb.SamplingParams:
+    """The message that asks for `params`."""
+    values = {entry.name: getattr(params, entry.name) for entry in fields(params)}
+    return pb.SamplingParams(**values)
+
+
+def delta_message(
+    last: OutputDelta, token_ids: Sequence[int], text: str, logprobs: Iterable[TokenLogprobs]
+) -> pb.Delta:
+    """One sequence's news: `last` gives the index and the end, the rest was collected."""
+    message = pb.Delta(
+        index=last.index, token_ids=token_ids, text=_sendable(text), logprobs=map(logprobs_message, logprobs)
+    )
+    if last.finish_reason is not None:
+        _add_end(message, last)
+    return message
+
+
+def logprobs_message(logprobs: TokenLogprobs | None) -> pb.TokenLogprobs:
+    """The log probabilities of one place; None becomes rank 0."""
+    if logprobs is None:
+        return pb.TokenLogprobs()
+    return pb.TokenLogprobs(
+        token_id=logprobs.token_id,
+        logprob=logprobs.logprob,
+        rank=logprobs.rank,
+        top_token_ids=logprobs.top_token_ids,
+        top_logprobs=logprobs.top_logprobs,
+    )
+
+
+def usage_message(usage: Usage) -> pb.Usage:
+    """What a request took."""
+    return pb.Usage(**{entry.name: getattr(usage, entry.name) for entry in fields(usage)})
+
+
+def stats_message(stats: object) -> pb.GetStatsResponse:
+    """The engine's counts; each field of the message is an attribute of `stats`."""
+    names = pb.GetStatsResponse.DESCRIPTOR.fields_by_name
+    return pb.GetStatsResponse(**{name: getattr(stats, name) for name in names})
+
+
+def deltas_of(
+    response: pb.GenerateResponse, request_id: str, prompt_logprobs: Sequence[pb.TokenLogprobs]
+) -> list[OutputDelta]:
+    """A message's deltas; `prompt_logprobs`, if any, comes with the first, the usage with the last."""
+    of_prompt = tuple(map(_logprobs_of, prompt_logprobs)) or None
+    usage = _usage_of(response.usage) if response.HasField("usage") else None
+    last = len(response.deltas) - 1
+    return [
+        _delta_of(message, request_id, None if place else of_prompt, usage if place == last else None)
+        for place, message in enumerate(response.deltas)
+    ]
+
+
+def _delta_of(
+    message: pb.Delta,
+    request_id: str,
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None,
+    usage: Usage | None,
+) -> OutputDelta:
+    stop = message.WhichOneof("stop_reason")
+    logprobs = tuple(entry for entry in map(_logprobs_of, message.logprobs) if entry is not None)
+    return OutputDelta(
+        request_id=request_id,
+        index=message.index,
+        token_ids=tuple(message.token_ids),
+        text=message.text,
+        logprobs=logprobs or None,
+        prompt_logprobs=prompt_logprobs,
+        finish_reason=FINISH_WORDS.get(message.finish_reason),
+        stop_reason=None if stop is None else getattr(message, stop),
+        usage=usage,
+        error=message.error or None,
+    )
+
+
+def _logprobs_of(message: pb.TokenLogprobs) -> TokenLogprobs | None:
+    if not message.rank:
+        return None
+    return TokenLogprobs(
+        message.token_id,
+        message.logprob,
+        message.rank,
+        tuple(message.top_token_ids),
+        tuple(message.top_logprobs),
+    )
+
+
+def _usage_of(message: pb.Usage) -> Usage:
+    return Usage(**{entry.name: getattr(message, entry.name) for entry in fields(Usage)})
+
+
+def _add_end(message: pb.Delta, last: OutputDelta) -> None:
+    message.finish_reason = FINISH_REASONS[last.finish_reason or ""]
+    if isinstance(last.stop_reason, str):
+        message.stop_text = _sendable(last.stop_reason)
+    elif last.stop_reason is not None:
+        message.stop_token_id = last.stop_reason
+    if last.error is not None:
+        message.error = _sendable(last.error[:ERROR_CHARACTERS])
+
+
+def _sendable(text: str) -> str:
+    """The text, with what no UTF-8 can carry replaced."""
+    return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")

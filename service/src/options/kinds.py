@@ -1,0 +1,109 @@
+"""How the value of an option is read: a kind takes what a source has and returns the value in its type."""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["FLAG", "SHARE", "SIZE", "TEXT", "Kind", "choice", "integer", "seconds"]
+
+UNITS = {
+    "": 1,
+    "b": 1,
+    "kb": 10**3,
+    "mb": 10**6,
+    "gb": 10**9,
+    "tb": 10**12,
+    "kib": 2**10,
+    "mib": 2**20,
+    "gib": 2**30,
+    "tib": 2**40,
+}
+SIZE_PATTERN = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)")
+FLAGS = {
+    "true": True,
+    "1": True,
+    "yes": True,
+    "on": True,
+    "false": False,
+    "0": False,
+    "no": False,
+    "off": False,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One kind of value.
+
+    Attributes:
+        read: returns the value; raises ValueError, or returns None, where it is not allowed.
+        allowed: what is, in words.
+        placeholder: stands for the value in the help.
+    """
+
+    read: Callable[[Any], Any]
+    allowed: str
+    placeholder: str
+
+
+def integer(low: int, high: int = 2**48 - 1) -> Kind:
+    """An integer in [low, high]."""
+    bound = f"of at least {low}" if high == 2**48 - 1 else f"from {low} to {high}"
+    return Kind(lambda value: _within(_integer(value), low, high), f"an integer {bound}", "N")
+
+
+def seconds(low: float, high: float) -> Kind:
+    """A time in seconds in [low, high]."""
+    return Kind(
+        lambda value: _within(_real(value), low, high), f"seconds from {low:g} to {high:g}", "SECONDS"
+    )
+
+
+def choice(*words: str) -> Kind:
+    """One of some words."""
+    return Kind(lambda value: value if value in words else None, ", ".join(words), "|".join(words))
+
+
+def _integer(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, (int, str)):
+        raise ValueError
+    return int(value)
+
+
+def _real(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        raise ValueError
+    return float(value)
+
+
+def _within(value: Any, low: float, high: float) -> Any:
+    return value if low <= value <= high else None  # NaN is within nothing
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) and value else None
+
+
+def _flag(value: Any) -> bool | None:
+    return value if isinstance(value, bool) else FLAGS.get(str(value).lower())
+
+
+def _size(value: Any) -> int | None:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value if value > 0 else None
+    match = SIZE_PATTERN.fullmatch(str(value).strip().lower())
+    if match is None or match[2] not in UNITS:
+        return None
+    return int(float(match[1]) * UNITS[match[2]]) or None
+
+
+def _share(value: Any) -> float | None:
+    number = _real(value)
+    return number if 0.0 <= number < 1.0 else None
+
+
+TEXT = Kind(_text, "a text that is not empty", "TEXT")
+FLAG = Kind(_flag, "true or false", "BOOL")
+SIZE = Kind(_size, "a number of bytes above 0, such as 2GiB, 500MB or 1048576", "SIZE")
+SHARE = Kind(_share, "a number from 0 to below 1", "SHARE")

@@ -1,0 +1,139 @@
+"""Every option of `pykv-serve`, with its default: command line, variables and file all read this table."""
+
+import ipaddress
+from dataclasses import Field, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from pykv.engine.config import ATTENTION_BACKENDS, DTYPES, EngineConfig
+from pykv.errors import ConfigError
+from pykv.service.options.kinds import FLAG, SHARE, SIZE, TEXT, Kind, choice, integer, seconds
+
+__all__ = ["ALTERNATIVES", "ServeOptions", "group_of", "help_of", "kind_of"]
+
+MODEL, CACHE, SCHEDULER, NETWORK, OPERATION = "model", "cache", "scheduler", "network", "operation"
+
+ALTERNATIVES = (frozenset({"num_blocks", "kv_memory"}),)
+"""Options of which one source gives one: a source that gives it overrules the other in weaker sources."""
+
+ENGINE_NAMES = {"kv_memory": "kv_memory_bytes"}
+
+
+def _option(default: Any, kind: Kind, group: str, text: str) -> Any:
+    return field(default=default, metadata={"kind": kind, "group": group, "help": text})
+
+
+def _engine(name: str, kind: Kind, group: str, text: str) -> Any:
+    """An option of the engine, whose default is the engine's."""
+    default = next(entry.default for entry in fields(EngineConfig) if entry.name == name)
+    return _option(default, kind, group, text)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeOptions:
+    """What the daemon serves, and how.
+
+    Raises:
+        ConfigError: the host is beyond loopback and `insecure_bind` is not given.
+    """
+
+    model: str = _option("bundled", TEXT, MODEL, "bundled, a folder, a GGUF file, or a name on the hub")
+    dtype: str = _engine("dtype", choice(*DTYPES), MODEL, "of weights and cache")
+    device: str = _engine("device", TEXT, MODEL, "a torch device, or auto")
+    attention_backend: str = _engine(
+        "attention_backend", choice(*ATTENTION_BACKENDS), MODEL, "of the attention"
+    )
+    block_size: int = _engine("block_size", integer(1), CACHE, "tokens a block")
+    num_blocks: int | None = _engine(
+        "num_blocks", integer(2), CACHE, "blocks of the cache, instead of --kv-memory"
+    )
+    kv_memory: int | None = _engine(
+        "kv_memory_bytes", SIZE, CACHE, "size of the cache, such as 2GiB; 1GiB if not set"
+    )
+    enable_prefix_caching: bool = _engine(
+        "enable_prefix_caching", FLAG, CACHE, "keep blocks for prompts that begin alike"
+    )
+    watermark: float = _engine("watermark", SHARE, CACHE, "share of the blocks that an admission leaves free")
+    max_model_len: int | None = _engine(
+        "max_model_len", integer(1), SCHEDULER, "tokens a sequence; the model's if not set"
+    )
+    max_num_seqs: int = _engine("max_num_seqs", integer(1), SCHEDULER, "sequences that run at once")
+    max_num_batched_tokens: int = _engine("max_num_batched_tokens", integer(1), SCHEDULER, "tokens a step")
+    max_queued_requests: int = _engine(
+        "max_queued_requests", integer(1), SCHEDULER, "samples that wait; more are refused"
+    )
+    host: str = _option("127.0.0.1", TEXT, NETWORK, "address to listen on")
+    port: int = _option(50051, integer(0, 65535), NETWORK, "port to listen on; 0 takes a free one")
+    insecure_bind: bool = _option(False, FLAG, NETWORK, "allow plain text on addresses beyond loopback")
+    max_streams: int = _option(4096, integer(1, 2**31 - 1), NETWORK, "calls at once on one connection")
+    max_message_size: int = _option(16 * 2**20, SIZE, NETWORK, "size of a request; larger ones are refused")
+    stream_buffer: int = _option(
+        2**20, SIZE, NETWORK, "what may wait for one slow client; then its request is ended"
+    )
+    stall_timeout: float = _option(
+        30.0, seconds(0.1, 3600), NETWORK, "how long a client may leave its stream unread"
+    )
+    progress_timeout: float = _option(
+        120.0, seconds(0.1, 86400), OPERATION, "without progress the engine is not ready"
+    )
+    drain_timeout: float = _option(
+        30.0, seconds(0, 86400), OPERATION, "how long calls may go on after SIGTERM"
+    )
+    ready_file: str | None = _option(
+        None, TEXT, OPERATION, "file that gets HOST:PORT once requests are served"
+    )
+    log_level: str = _option(
+        "info", choice("debug", "info", "warning", "error"), OPERATION, "least level that is logged"
+    )
+    log_format: str = _option(
+        "auto", choice("auto", "console", "json"), OPERATION, "auto: console on a terminal, else json"
+    )
+
+    def __post_init__(self) -> None:
+        if not self.insecure_bind and not _is_loopback(self.host):
+            raise ConfigError(
+                f"host is {self.host!r}, where others could read the plain text; "
+                "allowed: a loopback address, or any with --insecure-bind"
+            )
+
+    def engine_config(self) -> EngineConfig:
+        """The engine's part of the options.
+
+        Raises:
+            ConfigError: they do not fit together.
+        """
+        names = {ENGINE_NAMES.get(entry.name, entry.name): entry.name for entry in fields(self)}
+        return EngineConfig(
+            **{entry.name: getattr(self, names[entry.name]) for entry in fields(EngineConfig)}
+        )
+
+    @property
+    def ready_path(self) -> Path | None:
+        """The file to write once requests are served."""
+        return None if self.ready_file is None else Path(self.ready_file)
+
+
+def kind_of(entry: Field[Any]) -> Kind:
+    """How an option's value is read."""
+    kind: Kind = entry.metadata["kind"]
+    return kind
+
+
+def group_of(entry: Field[Any]) -> str:
+    """Under which heading the help shows an option."""
+    return str(entry.metadata["group"])
+
+
+def help_of(entry: Field[Any]) -> str:
+    """An option's line in the help."""
+    default = "" if entry.default is None else f" (default: {entry.default})"
+    return f"{entry.metadata['help']}{default}"
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

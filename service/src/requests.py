@@ -1,0 +1,92 @@
+"""Reads requests: what can be refused without the engine is refused here, before anything is done for it."""
+
+import uuid
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import anyio
+from google.protobuf.message import Message
+from grpclib.server import Stream
+
+from pykv.errors import CapacityError, InvalidRequestError
+from pykv.service.protocol import engine_pb2 as pb
+
+__all__ = ["check_salt", "messages_of", "prompt_of", "receive", "request_id_of"]
+
+RECEIVE_SECONDS = 60.0
+REQUEST_ID_CHARACTERS = 128
+SALT_BYTES = 256
+
+Request = TypeVar("Request", bound=Message)
+
+
+async def receive(stream: Stream[Request, Any]) -> Request:
+    """The call's one request message.
+
+    Raises:
+        InvalidRequestError: the client ended the call without one.
+        TimeoutError: it did not come within RECEIVE_SECONDS.
+    """
+    with anyio.fail_after(RECEIVE_SECONDS):
+        message = await stream.recv_message()
+    if message is None:
+        raise InvalidRequestError("the call has no request message; allowed: one")
+    return message
+
+
+def request_id_of(request_id: str) -> str:
+    """The request's name, or a new one where it has none.
+
+    Raises:
+        InvalidRequestError: the name is too long or not printable ASCII.
+    """
+    if not request_id:
+        return uuid.uuid4().hex
+    if len(request_id) > REQUEST_ID_CHARACTERS or not (request_id.isascii() and request_id.isprintable()):
+        allowed = f"up to {REQUEST_ID_CHARACTERS} printable ASCII characters"
+        raise InvalidRequestError(
+            f"request_id has {len(request_id)} characters; allowed: {allowed}", "request_id"
+        )
+    return request_id
+
+
+def check_salt(salt: bytes) -> bytes:
+    """The salt itself.
+
+    Raises:
+        InvalidRequestError: it is too long.
+    """
+    if len(salt) > SALT_BYTES:
+        message = f"cache_salt has {len(salt)} bytes; allowed: up to {SALT_BYTES}"
+        raise InvalidRequestError(message, "cache_salt")
+    return salt
+
+
+def prompt_of(request: pb.GenerateRequest, max_model_len: int) -> str | Sequence[int]:
+    """The prompt's text or token ids.
+
+    Raises:
+        InvalidRequestError: there is none.
+        CapacityError: there are more ids than the context cap.
+    """
+    kind = request.WhichOneof("prompt")
+    if kind == "text":
+        return request.text
+    if kind is None:
+        raise InvalidRequestError("prompt is missing; allowed: text or token_ids", "prompt")
+    num_tokens = len(request.token_ids.ids)
+    if num_tokens >= max_model_len:
+        message = f"prompt has {num_tokens} tokens; allowed: fewer than the context cap of {max_model_len}"
+        raise CapacityError(message, "prompt")
+    return tuple(request.token_ids.ids)
+
+
+def messages_of(request: pb.ChatRequest) -> list[dict[str, str]]:
+    """The conversation's messages.
+
+    Raises:
+        InvalidRequestError: there is none.
+    """
+    if not request.messages:
+        raise InvalidRequestError("messages is empty; allowed: one message or more", "messages")
+    return [{"role": message.role, "content": message.content} for message in request.messages]

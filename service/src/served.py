@@ -1,0 +1,89 @@
+"""What the daemon serves: an engine, as far as the daemon needs it, and a description of its model."""
+
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Protocol, Self
+
+from pykv.engine.outputs import OutputDelta
+from pykv.sampling import SamplingParams
+
+__all__ = ["ModelDescription", "ServedModel", "TokenEngine"]
+
+
+class TokenEngine(Protocol):
+    """`pykv.AsyncEngine`, or what stands in for it in a test."""
+
+    async def __aenter__(self) -> Self:
+        """Starts the engine's thread."""
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Ends every request and the thread."""
+
+    @property
+    def is_alive(self) -> bool:
+        """False once the engine's thread has ended."""
+
+    @property
+    def last_progress(self) -> float:
+        """When the engine last ended a step, on the monotonic clock, in seconds."""
+
+    def generate(
+        self, prompt: str | Sequence[int], params: SamplingParams, *, request_id: str, scope: bytes
+    ) -> AsyncGenerator[OutputDelta, None]:
+        """Streams a continuation; closing the generator ends the request."""
+
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, str]],
+        params: SamplingParams,
+        *,
+        request_id: str,
+        scope: bytes,
+    ) -> AsyncGenerator[OutputDelta, None]:
+        """Streams an answer; closing the generator ends the request."""
+
+    async def abort(self, request_id: str) -> bool:
+        """Ends a request by its name."""
+
+    def stats(self) -> object:
+        """Counts at this moment, a frozen dataclass of numbers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelDescription:
+    """What is served, as clients and operators are told.
+
+    Attributes:
+        version: of pykv.
+        max_model_len: the effective context cap in tokens.
+        num_blocks: usable blocks.
+        kv_bytes_per_token: of keys and values, over all layers.
+    """
+
+    name: str
+    version: str
+    dtype: str
+    device: str
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    max_model_len: int
+    block_size: int
+    num_blocks: int
+    kv_bytes_per_token: int
+
+    @property
+    def num_full_requests(self) -> int:
+        """How many requests of the full length fit at once."""
+        blocks_a_request = -(-self.max_model_len // self.block_size)
+        return self.num_blocks // blocks_a_request
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """A loaded model and the engine that runs it."""
+
+    engine: TokenEngine
+    description: ModelDescription

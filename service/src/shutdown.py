@@ -1,0 +1,67 @@
+"""The end of the daemon: no more calls, time for those that run, then the end of all."""
+
+import signal
+
+import anyio
+import structlog
+
+from pykv.service.calls import Calls
+from pykv.service.errors import ShuttingDownError
+from pykv.service.health import HealthState
+from pykv.service.transport import CallServer
+
+__all__ = ["Shutdown"]
+
+GOAWAY_SECONDS = 0.1
+END_SECONDS = 2.0
+
+log = structlog.get_logger("pykv.service")
+
+
+class Shutdown:
+    """Asked for by a signal; asked for again, it waits no longer."""
+
+    def __init__(self) -> None:
+        self._requested = anyio.Event()
+        self._patience = anyio.CancelScope()
+
+    async def watch_signals(self) -> None:
+        """Takes SIGTERM and SIGINT as requests; runs until it is cancelled."""
+        with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+            async for received in signals:
+                log.info("signal received", signal=received.name)
+                self.request()
+
+    def request(self) -> None:
+        """Begins the shutdown, or hurries it on."""
+        if self._requested.is_set():
+            self._patience.cancel()
+        self._requested.set()
+
+    async def wait_requested(self) -> None:
+        """Returns when a shutdown was asked for."""
+        await self._requested.wait()
+
+    async def drain(
+        self, server: CallServer, calls: Calls, health: HealthState, grace_seconds: float
+    ) -> None:
+        """Lets the calls in flight go on for `grace_seconds`, then ends what is left and all connections."""
+        health.set_ending()
+        server.stop_listening()
+        await self._say_goodbye(server)
+        log.info("draining", num_calls=len(calls), grace_seconds=grace_seconds)
+        self._patience.deadline = anyio.current_time() + grace_seconds
+        with self._patience:
+            await calls.wait_idle()
+        calls.end_all(ShuttingDownError("the daemon is shutting down"))
+        with anyio.move_on_after(END_SECONDS):
+            await calls.wait_idle()
+        await server.end()
+
+    async def _say_goodbye(self, server: CallServer) -> None:
+        """Calls that are on their way while the clients learn of it are still served."""
+        if not server.num_connections:
+            return
+        server.announce_end()
+        await anyio.sleep(GOAWAY_SECONDS)
+        server.refuse_further_calls()

@@ -1,0 +1,102 @@
+"""How an exception becomes a status: one table, and texts that are safe to send."""
+
+from grpclib.const import Status
+from grpclib.exceptions import GRPCError
+
+import pykv.errors
+from pykv.errors import (
+    CapacityError,
+    DuplicateRequestError,
+    EngineDeadError,
+    InvalidRequestError,
+    OutOfBlocksError,
+    PoisonedError,
+    PykvError,
+    QueueFullError,
+    UnknownRequestError,
+)
+from pykv.service.errors import ClientTooSlowError, EngineStalledError, ModelLoadingError, ShuttingDownError
+
+__all__ = [
+    "ERROR_KEY",
+    "FIELD_KEY",
+    "error_metadata",
+    "innermost",
+    "is_unexpected",
+    "message_of",
+    "status_of",
+]
+
+STATUSES: tuple[tuple[type[BaseException], Status], ...] = (
+    (InvalidRequestError, Status.INVALID_ARGUMENT),
+    (CapacityError, Status.INVALID_ARGUMENT),
+    (DuplicateRequestError, Status.ALREADY_EXISTS),
+    (UnknownRequestError, Status.NOT_FOUND),
+    (QueueFullError, Status.RESOURCE_EXHAUSTED),
+    (OutOfBlocksError, Status.RESOURCE_EXHAUSTED),
+    (ClientTooSlowError, Status.RESOURCE_EXHAUSTED),
+    (TimeoutError, Status.DEADLINE_EXCEEDED),
+    (EngineDeadError, Status.UNAVAILABLE),
+    (EngineStalledError, Status.UNAVAILABLE),
+    (ModelLoadingError, Status.UNAVAILABLE),
+    (ShuttingDownError, Status.UNAVAILABLE),
+    (PoisonedError, Status.INTERNAL),
+    (PykvError, Status.INTERNAL),
+)
+
+ERROR_KEY = "pykv-error"
+"""Trailing metadata: the class of `pykv.errors` that was raised."""
+FIELD_KEY = "pykv-field"
+"""Trailing metadata: the field of the request that was refused."""
+
+MESSAGE_CHARACTERS = 300
+
+
+def innermost(error: BaseException) -> BaseException:
+    """The exception that a task group wrapped."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+def status_of(error: BaseException) -> Status:
+    """The status of a call that ended with `error`."""
+    if isinstance(error, GRPCError):
+        return error.status
+    return next((status for kind, status in STATUSES if isinstance(error, kind)), Status.INTERNAL)
+
+
+def is_unexpected(error: BaseException) -> bool:
+    """Whether nobody foresaw `error`: the log gets its traceback and the client gets no detail."""
+    return not isinstance(error, (GRPCError, *(kind for kind, _ in STATUSES)))
+
+
+def message_of(error: BaseException) -> str:
+    """A text for the client: short, printable, and never more of the request than one value."""
+    if isinstance(error, GRPCError):
+        text = error.message or ""
+    elif isinstance(error, TimeoutError):
+        text = "the deadline passed"
+    elif is_unexpected(error):
+        text = "internal error; the daemon's log has it"
+    else:
+        text = str(error.args[0]) if error.args else type(error).__name__
+    return _printable(text)
+
+
+def error_metadata(error: BaseException) -> dict[str, str]:
+    """Trailing metadata by which a client raises the same class again."""
+    metadata = {}
+    name = type(error).__name__
+    if name in pykv.errors.__all__:
+        metadata[ERROR_KEY] = name
+    field = getattr(error, "field", None)
+    if isinstance(field, str) and field.isidentifier() and field.isascii():
+        metadata[FIELD_KEY] = field
+    return metadata
+
+
+def _printable(text: str) -> str:
+    if len(text) > MESSAGE_CHARACTERS:
+        text = text[: MESSAGE_CHARACTERS - 3] + "..."
+    return "".join(character if character.isprintable() else "?" for character in text)

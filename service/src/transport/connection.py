@@ -1,0 +1,154 @@
+"""One connection: its settings, its end, and a watch on peers that do not read."""
+
+import asyncio
+from typing import cast
+
+from grpclib.config import Configuration
+from grpclib.protocol import Connection, EventsProcessor, H2Protocol
+from grpclib.utils import Wrapper
+from h2.config import H2Configuration
+from h2.connection import H2Connection
+from h2.errors import ErrorCodes
+from h2.events import DataReceived, Event, RequestReceived
+from h2.settings import SettingCodes, Settings
+from hyperframe.frame import GoAwayFrame
+
+from pykv.service.transport.handler import CallHandler
+from pykv.service.transport.limits import TransportLimits
+from pykv.service.transport.stream import BoundedStream
+from pykv.service.transport.writer import TickWriter
+
+__all__ = ["ServerProtocol"]
+
+LARGEST_STREAM_ID = 2**31 - 1
+MAX_HEADER_BYTES = 16 * 1024
+
+
+class BoundedConnection(Connection):
+    """A connection whose streams are bounded."""
+
+    def __init__(
+        self, h2: H2Connection, writer: TickWriter, config: Configuration, limits: TransportLimits
+    ) -> None:
+        super().__init__(h2, writer.as_transport(), config=config)
+        self.h2 = h2
+        self._writer = writer
+        self._limits = limits
+
+    def create_stream(self, *, stream_id: int | None = None, wrapper: Wrapper | None = None) -> BoundedStream:
+        """The stream of a call that a client began."""
+        if stream_id is None:
+            raise ValueError("stream_id is None; allowed: the id that the client chose")
+        return BoundedStream(self, self.h2, self._writer, self._limits, stream_id)
+
+
+class CallEvents(EventsProcessor):
+    """Hands HTTP/2 events to the calls, and refuses calls that begin after the last one that is served."""
+
+    last_stream_id = LARGEST_STREAM_ID
+    connection: BoundedConnection
+
+    def process(self, event: Event) -> None:
+        """Handles what is known; frames of extensions are ignored, as HTTP/2 demands."""
+        processors = getattr(self, "processors", {})  # gone once the connection is closed
+        if type(event) in processors:
+            processors[type(event)](event)
+
+    def process_request_received(self, event: RequestReceived) -> None:
+        """Begins a call, or lets the client know that it may try elsewhere."""
+        assert event.stream_id is not None  # h2 sets it
+        if event.stream_id > self.last_stream_id:
+            self.connection.h2.reset_stream(event.stream_id, ErrorCodes.REFUSED_STREAM)
+        else:
+            super().process_request_received(event)
+
+    def process_data_received(self, event: DataReceived) -> None:
+        """Buffers data; an empty frame is no end of the stream."""
+        if event.flow_controlled_length:
+            super().process_data_received(event)
+
+
+class ServerProtocol(H2Protocol):
+    """One client's connection."""
+
+    connection: BoundedConnection
+    processor: CallEvents
+
+    def __init__(
+        self,
+        handler: CallHandler,
+        config: Configuration,
+        h2_config: H2Configuration,
+        limits: TransportLimits,
+        live: "set[ServerProtocol]",
+    ) -> None:
+        super().__init__(handler, config, h2_config)
+        self._limits = limits
+        self._live = live
+        self._stalled: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Says the settings, once, and waits for calls."""
+        self._transport = cast(asyncio.Transport, transport)
+        self._writer = TickWriter(self._transport)
+        h2 = H2Connection(config=self.h2_config)
+        h2.local_settings = self._settings()
+        h2.initiate_connection()
+        more_window = self.config.http2_connection_window_size - h2.inbound_flow_control_window
+        h2.increment_flow_control_window(more_window)
+        self.connection = BoundedConnection(h2, self._writer, self.config, self._limits)
+        self.connection.flush()
+        self.connection.initialize()
+        self.processor = CallEvents(self.handler, self.connection)
+        self._live.add(self)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """Ends the calls of this connection."""
+        self._live.discard(self)
+        self.resume_writing()
+        super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """Stops the streams; a peer that takes nothing for too long is cut off, with all its calls."""
+        super().pause_writing()
+        loop = asyncio.get_running_loop()
+        self._stalled = loop.call_later(self._limits.stall_seconds, self._transport.abort)
+
+    def resume_writing(self) -> None:
+        """Lets the streams go on."""
+        if self._stalled is not None:
+            self._stalled.cancel()
+            self._stalled = None
+        super().resume_writing()
+
+    def announce_end(self) -> None:
+        """Asks the client to begin no more calls here; those on their way are still served."""
+        self._go_away(LARGEST_STREAM_ID)
+
+    def refuse_further_calls(self) -> None:
+        """Serves the calls that have begun, and no other."""
+        self.processor.last_stream_id = self.connection.h2.highest_inbound_stream_id
+        self._go_away(self.processor.last_stream_id)
+
+    def close(self) -> None:
+        """Closes the connection once what was sent is out, or soon after."""
+        self._writer.close()
+
+    def abort(self) -> None:
+        """Closes the connection at once."""
+        self._transport.abort()
+
+    def _settings(self) -> Settings:
+        values = {
+            SettingCodes.MAX_CONCURRENT_STREAMS: self._limits.max_streams,
+            SettingCodes.MAX_HEADER_LIST_SIZE: MAX_HEADER_BYTES,
+            SettingCodes.INITIAL_WINDOW_SIZE: self.config.http2_stream_window_size,
+        }
+        return Settings(client=False, initial_values=values)
+
+    def _go_away(self, last_stream_id: int) -> None:
+        """Writes the frame past h2, which would take the connection for closed."""
+        frame = GoAwayFrame(0)
+        frame.last_stream_id = last_stream_id
+        frame.error_code = ErrorCodes.NO_ERROR
+        self._writer.write(frame.serialize())

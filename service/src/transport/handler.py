@@ -1,0 +1,58 @@
+"""The tasks of one connection's calls."""
+
+from collections.abc import Callable, Sequence
+
+from grpclib.metadata import decode_timeout
+from grpclib.protocol import Stream
+from grpclib.server import Handler
+
+from pykv.service.transport.stream import BoundedStream
+
+__all__ = ["CallHandler"]
+
+TIMEOUT_HEADER = "grpc-timeout"
+
+Headers = list[tuple[str, str]]
+
+
+class CallHandler(Handler):
+    """Runs a task for each call, and releases the call's stream however the task ends."""
+
+    def accept(self, stream: Stream, headers: Headers, release_stream: Callable[[], object]) -> None:
+        """Begins a call.
+
+        The stream is released when the task is done, even if it was cancelled before its first step: a reset
+        that arrives together with its request would otherwise keep its part of the connection's window.
+        """
+        release = _Once(release_stream)
+        if isinstance(stream, BoundedStream):
+            stream.timeout_seconds, headers = _take_timeout(headers)
+        super().accept(stream, headers, release)
+        self._tasks[stream].add_done_callback(release)
+
+    def cancel(self, stream: Stream) -> None:
+        """Cancels a call whose stream was reset, if it still runs."""
+        if stream in self._tasks:
+            super().cancel(stream)
+
+
+class _Once:
+    """Calls a function the first time only."""
+
+    def __init__(self, function: Callable[[], object]) -> None:
+        self._function: Callable[[], object] | None = function
+
+    def __call__(self, *_: object) -> None:
+        function, self._function = self._function, None
+        if function is not None:
+            function()
+
+
+def _take_timeout(headers: Sequence[tuple[str, str]]) -> tuple[float | None, Headers]:
+    """Parts the timeout from the other headers; a malformed one stays with them and is refused later."""
+    try:
+        timeouts = [decode_timeout(value) for name, value in headers if name == TIMEOUT_HEADER]
+    except ValueError:
+        return None, list(headers)
+    others = [(name, value) for name, value in headers if name != TIMEOUT_HEADER]
+    return min(timeouts, default=None), others

@@ -1,0 +1,108 @@
+"""The listening server and the end of its connections."""
+
+import asyncio
+from collections.abc import Collection
+
+import anyio
+from google.protobuf.message import DecodeError
+from grpclib._typing import IServable
+from grpclib.config import Configuration
+from grpclib.const import Status
+from grpclib.encoding.proto import ProtoCodec
+from grpclib.exceptions import GRPCError
+from grpclib.server import Server
+
+from pykv.service.transport.connection import ServerProtocol
+from pykv.service.transport.handler import CallHandler
+from pykv.service.transport.limits import TransportLimits
+
+__all__ = ["CallServer"]
+
+KEEPALIVE_TIMEOUT_SECONDS = 20.0
+CLOSE_SECONDS = 5.0
+
+
+class StrictCodec(ProtoCodec):
+    """Decodes messages; bytes that are none are the client's fault."""
+
+    def decode(self, data: bytes, message_type: type) -> object:  # type: ignore[override]
+        """Reads a message of this type.
+
+        Raises:
+            GRPCError: INVALID_ARGUMENT; the bytes are no such message, or a text in it is not UTF-8.
+        """
+        try:
+            return super().decode(data, message_type)
+        except DecodeError:
+            message = f"the bytes are no {message_type.__name__}, or a text in it is not UTF-8"
+            raise GRPCError(Status.INVALID_ARGUMENT, message) from None
+
+
+class CallServer(Server):
+    """Listens, and knows its connections, so that they can be asked to end."""
+
+    def __init__(self, services: Collection[IServable], limits: TransportLimits) -> None:
+        super().__init__(services, codec=StrictCodec(), config=_configuration(limits))
+        self._limits = limits
+        self._connections: set[ServerProtocol] = set()
+
+    @property
+    def port(self) -> int:
+        """The port that is listened on."""
+        return int(self._listener.sockets[0].getsockname()[1])
+
+    @property
+    def num_connections(self) -> int:
+        """Connections that are open."""
+        return len(self._connections)
+
+    def stop_listening(self) -> None:
+        """Takes no more connections."""
+        self._listener.close()
+
+    def announce_end(self) -> None:
+        """Asks all clients to begin no more calls."""
+        for connection in list(self._connections):
+            connection.announce_end()
+
+    def refuse_further_calls(self) -> None:
+        """Serves only the calls that have begun."""
+        for connection in list(self._connections):
+            connection.refuse_further_calls()
+
+    async def end(self) -> None:
+        """Cancels what still runs and closes every connection, in bounded time."""
+        self.close()
+        await self._wait_for_handlers()
+        for connection in list(self._connections):
+            connection.close()
+        with anyio.move_on_after(CLOSE_SECONDS):
+            await self.wait_closed()
+        for connection in list(self._connections):
+            connection.abort()
+
+    async def _wait_for_handlers(self) -> None:
+        with anyio.move_on_after(CLOSE_SECONDS):
+            for handler in list(self._handlers):
+                await handler.wait_closed()
+
+    @property
+    def _listener(self) -> asyncio.Server:
+        if not isinstance(self._server, asyncio.AbstractServer):
+            raise RuntimeError("the server does not listen yet")
+        return self._server  # type: ignore[return-value]
+
+    def _protocol_factory(self) -> ServerProtocol:
+        self.__gc_step__()
+        handler = CallHandler(self._mapping, self._codec, self._status_details_codec, self.__dispatch__)
+        self._handlers.add(handler)
+        return ServerProtocol(handler, self._config, self._h2_config, self._limits, self._connections)
+
+
+def _configuration(limits: TransportLimits) -> Configuration:
+    return Configuration(
+        _keepalive_time=limits.keepalive_seconds,
+        _keepalive_timeout=KEEPALIVE_TIMEOUT_SECONDS,
+        _http2_max_pings_without_data=0,
+        _http2_min_sent_ping_interval_without_data=limits.keepalive_seconds / 2,
+    )

@@ -1,0 +1,94 @@
+"""One call's HTTP/2 stream, bounded in what it receives and in how long it waits for the client."""
+
+import struct
+
+import anyio
+from grpclib.const import Status
+from grpclib.exceptions import GRPCError
+from grpclib.protocol import Connection, Stream
+from h2.connection import H2Connection
+
+from pykv.service.errors import ClientTooSlowError
+from pykv.service.transport.limits import TransportLimits
+from pykv.service.transport.writer import TickWriter
+
+__all__ = ["BoundedStream"]
+
+PREFIX = struct.Struct(">BI")  # of each gRPC message: a flag for compression, the length in bytes
+
+
+class BoundedStream(Stream):
+    """A stream that refuses a message by its announced length, and that gives a stalled client up.
+
+    Attributes:
+        timeout_seconds: what the client gave the call, from its start; None = no limit.
+    """
+
+    timeout_seconds: float | None = None
+
+    def __init__(
+        self,
+        connection: Connection,
+        h2_connection: H2Connection,
+        writer: TickWriter,
+        limits: TransportLimits,
+        stream_id: int,
+    ) -> None:
+        super().__init__(connection, h2_connection, writer.as_transport(), stream_id=stream_id)
+        self._limits = limits
+        self._awaits_prefix = True
+
+    async def recv_data(self, size: int) -> bytes:
+        """Reads `size` bytes: of a prefix and of a message, in turn.
+
+        Raises:
+            GRPCError: the message is compressed, over the limit, or ends too early.
+        """
+        data = await self._read(size)
+        if self._awaits_prefix and data:
+            self._check_prefix(data)
+        elif len(data) != size and not self._awaits_prefix:
+            raise _cut_short()
+        self._awaits_prefix = not self._awaits_prefix
+        return data
+
+    async def send_data(self, data: bytes, end_stream: bool = False) -> None:
+        """Sends `data`, and waits a bounded time for the client to take it.
+
+        Raises:
+            ClientTooSlowError: the client left no room for `stall_seconds`.
+        """
+        if self._has_room(len(data)):
+            await super().send_data(data, end_stream)
+            return
+        try:
+            with anyio.fail_after(self._limits.stall_seconds):
+                await super().send_data(data, end_stream)
+        except TimeoutError:
+            seconds = self._limits.stall_seconds
+            raise ClientTooSlowError(f"the client read nothing for {seconds:g} s") from None
+
+    def _has_room(self, num_bytes: int) -> bool:
+        """Whether so many bytes go out without waiting."""
+        assert self.id is not None  # set when the stream was made
+        if not self.connection.write_ready.is_set():
+            return False
+        return self._h2_connection.local_flow_control_window(self.id) >= num_bytes
+
+    async def _read(self, size: int) -> bytes:
+        try:
+            return await super().recv_data(size)
+        except AssertionError:  # grpclib's word for a stream that ended inside a message
+            raise _cut_short() from None
+
+    def _check_prefix(self, prefix: bytes) -> None:
+        is_compressed, num_bytes = PREFIX.unpack(prefix)
+        if is_compressed:
+            raise GRPCError(Status.UNIMPLEMENTED, "compressed messages are not served")
+        if num_bytes > self._limits.max_message_bytes:
+            message = f"message of {num_bytes} bytes; allowed: {self._limits.max_message_bytes}"
+            raise GRPCError(Status.RESOURCE_EXHAUSTED, message)
+
+
+def _cut_short() -> GRPCError:
+    return GRPCError(Status.INVALID_ARGUMENT, "the message ends before its announced length")
