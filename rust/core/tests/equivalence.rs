@@ -80,8 +80,8 @@ fn outputs_do_not_depend_on_preemption() {
 
 #[test]
 fn outputs_do_not_depend_on_the_prefix_cache() {
-    let cold = run_all(SchedulerConfig { enable_prefix_caching: false, ..config(100, 4) }, 1);
-    assert_eq!(cold.scheduler.config().enable_prefix_caching, false);
+    let mut cold = run_all(SchedulerConfig { enable_prefix_caching: false, ..config(100, 4) }, 1);
+    assert_eq!(cold.scheduler.stats().hit_tokens, 0);
     let mut warm = run_all(config(100, 4), 1);
     assert!(warm.scheduler.stats().hit_tokens > 0);
 }
@@ -198,7 +198,7 @@ fn assert_prefixes(engine: &Engine, submitted: &[Submitted]) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 1500, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 20_000, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn any_history_keeps_the_invariants_and_the_tokens(

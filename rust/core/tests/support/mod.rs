@@ -8,9 +8,9 @@ use std::collections::HashMap;
 use pykv_core::scheduler::{
     FinishReason, Outcome, OwnedArrays, Plan, RequestSummary, Sampled, Submission, TableSync,
 };
-use pykv_core::{Error, RequestId, Scheduler, SchedulerConfig, TokenId};
+use pykv_core::{RequestId, Scheduler, SchedulerConfig, TokenId};
 
-pub const VOCABULARY: u64 = 50;
+pub(crate) const VOCABULARY: u64 = 50;
 
 fn mix(value: u64) -> u64 {
     let value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -28,7 +28,7 @@ fn next_token(history: impl Iterator<Item = u64>, child: u64) -> TokenId {
 }
 
 /// The tokens that a prompt gives when nothing is paged, shared, chunked or preempted.
-pub fn expected(prompt: &[TokenId], child: u64, num_tokens: usize) -> Vec<TokenId> {
+pub(crate) fn expected(prompt: &[TokenId], child: u64, num_tokens: usize) -> Vec<TokenId> {
     let mut tokens = prompt.to_vec();
     for _ in 0..num_tokens {
         let history =
@@ -39,11 +39,11 @@ pub fn expected(prompt: &[TokenId], child: u64, num_tokens: usize) -> Vec<TokenI
 }
 
 /// A scheduler, the memory that it hands out, and what every sequence has got so far.
-pub struct Engine {
-    pub scheduler: Scheduler,
-    pub outputs: HashMap<(u64, u32), Vec<TokenId>>,
-    pub ended: Vec<RequestSummary>,
-    pub num_steps: usize,
+pub(crate) struct Engine {
+    pub(crate) scheduler: Scheduler,
+    pub(crate) outputs: HashMap<(u64, u32), Vec<TokenId>>,
+    pub(crate) ended: Vec<RequestSummary>,
+    pub(crate) num_steps: usize,
     arrays: [OwnedArrays; 2],
     syncs: [TableSync; 2],
     slots: Vec<Option<u64>>,
@@ -53,7 +53,7 @@ pub struct Engine {
 }
 
 impl Engine {
-    pub fn new(config: SchedulerConfig) -> Self {
+    pub(crate) fn new(config: SchedulerConfig) -> Self {
         let arrays = [OwnedArrays::new(&config), OwnedArrays::new(&config)];
         let syncs = [TableSync::new(config.max_num_seqs), TableSync::new(config.max_num_seqs)];
         Self {
@@ -70,12 +70,12 @@ impl Engine {
         }
     }
 
-    pub fn submit(&mut self, prompt: &[TokenId], max_tokens: usize, num_samples: usize) -> RequestId {
+    pub(crate) fn submit(&mut self, prompt: &[TokenId], max_tokens: usize, num_samples: usize) -> RequestId {
         let submission = Submission { max_tokens: Some(max_tokens), num_samples, ..Submission::new(prompt) };
         self.scheduler.submit(submission).unwrap()
     }
 
-    pub fn plan(&mut self) -> Option<Plan> {
+    pub(crate) fn plan(&mut self) -> Option<Plan> {
         let side = self.num_steps % 2;
         self.num_steps += 1;
         let plan = self.scheduler.plan(&self.arrays[side].borrow(), &mut self.syncs[side]).unwrap();
@@ -89,7 +89,7 @@ impl Engine {
     }
 
     /// Runs the model: copies blocks, writes every token's slot, then reads the history of each sample.
-    pub fn compute(&mut self, plan: Plan) -> Vec<TokenId> {
+    pub(crate) fn compute(&mut self, plan: Plan) -> Vec<TokenId> {
         let arrays = &self.arrays[(self.num_steps - 1) % 2];
         for pair in arrays.copy_pairs.chunks_exact(2).take(plan.num_copies) {
             let (source, target) = (pair[0] as usize * self.block_size, pair[1] as usize * self.block_size);
@@ -121,7 +121,13 @@ impl Engine {
     }
 
     /// Hands the results in and keeps what counts.
-    pub fn apply(&mut self, plan: Plan, tokens: &[TokenId], outcomes: &[Outcome], failed_rows: &[usize]) {
+    pub(crate) fn apply(
+        &mut self,
+        plan: Plan,
+        tokens: &[TokenId],
+        outcomes: &[Outcome],
+        failed_rows: &[usize],
+    ) {
         let rows = self.arrays[(self.num_steps - 1) % 2].sample_rows.clone();
         let (outputs, placed) = (&mut self.outputs, &self.placed);
         let ended = self
@@ -137,20 +143,16 @@ impl Engine {
     }
 
     /// One whole step. Returns whether there was something to compute.
-    pub fn step(&mut self) -> bool {
+    pub(crate) fn step(&mut self) -> bool {
         let Some(plan) = self.plan() else { return false };
         let tokens = self.compute(plan);
         self.apply(plan, &tokens, &vec![Outcome::Ok; tokens.len()], &[]);
         true
     }
 
-    pub fn run(&mut self) {
+    pub(crate) fn run(&mut self) {
         while self.step() {
             assert!(self.num_steps < 100_000, "nothing makes progress");
         }
-    }
-
-    pub fn try_submit(&mut self, prompt: &[TokenId]) -> Result<RequestId, Error> {
-        self.scheduler.submit(Submission::new(prompt))
     }
 }
