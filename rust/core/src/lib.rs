@@ -1,1 +1,35 @@
-//! Bookkeeping of a paged KV cache.
+//! Bookkeeping of a paged KV cache: which tokens of which sequence lie in which block, which blocks may be shared, and
+//! what the model computes next.
+//!
+//! The crate moves no tensors and calls nobody: no I/O, no clock, no randomness. Time is an argument, a step is written
+//! into buffers that the caller owns, and the same inputs give the same decisions.
+//!
+//! | module | holds |
+//! |---|---|
+//! | [`freelist`] | free block ids, lock-free, taken and given back in chains |
+//! | [`pool`] | the state of each block: free, active, cached |
+//! | [`block`] | single blocks with typed states |
+//! | [`table`] | one sequence's blocks |
+//! | [`prefix`] | the prefix tree, its eviction order, and scopes |
+//! | [`policy`] | decisions as functions from numbers to a decision |
+//! | [`scheduler`] | `submit`, `plan`, `apply`, `discard`, `abort` |
+
+#![forbid(unsafe_code)]
+
+pub mod block;
+pub mod error;
+pub mod freelist;
+pub mod policy;
+pub mod pool;
+pub mod prefix;
+pub mod scheduler;
+mod sync;
+pub mod table;
+pub mod units;
+
+pub use error::{Error, Result};
+pub use pool::{BlockCounts, BlockPool};
+pub use prefix::PrefixCache;
+pub use scheduler::{Scheduler, SchedulerConfig};
+pub use table::BlockTable;
+pub use units::{BlockId, BlockSize, RequestId, Row, TokenId};

@@ -1,7 +1,10 @@
 //! The compiled module `pykv._core`: convert, call, convert back.
 
 mod attention;
+mod errors;
+mod guard;
 mod scheduler;
+mod step_buffers;
 
 use pyo3::prelude::*;
 

@@ -1,5 +1,321 @@
+//! `pykv._core.Scheduler`: one lock around the core's scheduler.
+
+use pykv_core::scheduler::{
+    FinishReason, Outcome, Plan as CorePlan, RequestSummary as CoreSummary, Sampled,
+    SchedulerStats as CoreStats, Submission,
+};
+use pykv_core::{Error, RequestId, Scheduler as CoreScheduler, SchedulerConfig, TokenId};
+use pyo3::buffer::{Element, PyBuffer, ReadOnlyCell};
 use pyo3::prelude::*;
 
-pub(crate) fn register(_module: &Bound<'_, PyModule>) -> PyResult<()> {
+use crate::errors::{StepError, exception};
+use crate::guard::Guarded;
+use crate::step_buffers::{StepBuffers, cells};
+
+/// A step that was planned: how many entries of its buffers are filled.
+#[pyclass(frozen, get_all, module = "pykv._core")]
+struct Plan {
+    id: u64,
+    num_tokens: usize,
+    num_batch_rows: usize,
+    num_decodes: usize,
+    num_samples: usize,
+    num_copies: usize,
+    num_placed: usize,
+    buffers: Py<StepBuffers>,
+}
+
+/// A request that has ended.
+#[pyclass(frozen, get_all, module = "pykv._core")]
+struct RequestSummary {
+    request: u64,
+    prompt_tokens: usize,
+    cached_tokens: usize,
+    output_tokens: usize,
+    preemptions: usize,
+    recomputed_tokens: usize,
+    aborted: bool,
+    failed: bool,
+}
+
+/// What a scheduler counts.
+#[pyclass(frozen, get_all, module = "pykv._core")]
+struct SchedulerStats {
+    num_waiting: usize,
+    num_running: usize,
+    num_requests: usize,
+    num_scopes: usize,
+    blocks_total: usize,
+    blocks_free: usize,
+    blocks_cached: usize,
+    blocks_active: usize,
+    tokens_held: usize,
+    steps: u64,
+    preemptions: u64,
+    recomputed_tokens: u64,
+    prefix_queried_tokens: u64,
+    prefix_hit_tokens: u64,
+    evictions: u64,
+    peak_blocks_active: usize,
+    peak_tokens_held: usize,
+    peak_table_blocks: usize,
+    peak_table_tokens: usize,
+    peak_num_running: usize,
+}
+
+/// What a call converts its arrays into; kept, so that steps allocate nothing.
+#[derive(Default)]
+struct Scratch {
+    tokens: Vec<TokenId>,
+    outcomes: Vec<Outcome>,
+    failed_rows: Vec<usize>,
+}
+
+struct Inner {
+    core: CoreScheduler,
+    scratch: Scratch,
+}
+
+#[pyclass(frozen, module = "pykv._core")]
+struct Scheduler {
+    inner: Guarded<Inner>,
+}
+
+#[pymethods]
+impl Scheduler {
+    #[new]
+    #[expect(clippy::too_many_arguments, reason = "one argument an option, named at the only call")]
+    #[pyo3(signature = (*, num_blocks, block_size, max_num_seqs, max_num_batched_tokens, max_chunk_tokens,
+        max_model_len, watermark, enable_prefix_caching, max_queued_requests, hash_seed))]
+    fn new(
+        num_blocks: usize,
+        block_size: usize,
+        max_num_seqs: usize,
+        max_num_batched_tokens: usize,
+        max_chunk_tokens: usize,
+        max_model_len: usize,
+        watermark: f64,
+        enable_prefix_caching: bool,
+        max_queued_requests: usize,
+        hash_seed: u64,
+    ) -> PyResult<Self> {
+        let config = SchedulerConfig {
+            num_blocks,
+            block_size,
+            max_num_seqs,
+            max_num_batched_tokens,
+            max_chunk_tokens,
+            max_model_len,
+            watermark,
+            enable_prefix_caching,
+            max_queued_requests,
+            hash_seed,
+            hash_mask: u64::MAX,
+        };
+        let core = CoreScheduler::new(config).map_err(|error| exception(&error))?;
+        Ok(Self { inner: Guarded::new(Inner { core, scratch: Scratch::default() }) })
+    }
+
+    #[pyo3(signature = (prompt, *, max_tokens, num_samples, scope, reuse_cached))]
+    fn submit(
+        &self,
+        py: Python<'_>,
+        prompt: PyBuffer<i32>,
+        max_tokens: Option<usize>,
+        num_samples: usize,
+        scope: &[u8],
+        reuse_cached: bool,
+    ) -> PyResult<u64> {
+        let prompt = read(py, &prompt, "prompt")?;
+        self.inner.call(py, |inner| {
+            let tokens = &mut inner.scratch.tokens;
+            convert(tokens, prompt, |index, token| {
+                TokenId::try_from(token).map_err(|_| {
+                    Error::request(
+                        "prompt",
+                        format!("{token} at position {index}"),
+                        "token ids of at least 0",
+                    )
+                })
+            })?;
+            let request = inner.core.submit(Submission {
+                prompt: tokens,
+                max_tokens,
+                num_samples,
+                scope,
+                reuse_cached,
+            })?;
+            Ok(request.get())
+        })
+    }
+
+    fn abort(&self, py: Python<'_>, request: u64) -> PyResult<bool> {
+        self.inner.call(py, |inner| Ok(inner.core.abort(RequestId::new(request))))
+    }
+
+    fn plan(&self, py: Python<'_>, buffers: &Bound<'_, StepBuffers>) -> PyResult<Option<Plan>> {
+        let owner = buffers.get();
+        let arrays = owner.arrays(py)?;
+        let plan = self.inner.call(py, |inner| {
+            let mut sync = owner.sync.lock().unwrap_or_else(|broken| broken.into_inner());
+            inner.core.plan(&arrays, &mut sync)
+        })?;
+        Ok(plan.map(|plan| Plan::new(plan, buffers.clone().unbind())))
+    }
+
+    #[pyo3(signature = (plan, sampled, outcomes, failed_rows=None))]
+    fn apply(
+        &self,
+        py: Python<'_>,
+        plan: &Plan,
+        sampled: PyBuffer<i64>,
+        outcomes: PyBuffer<u8>,
+        failed_rows: Option<PyBuffer<i32>>,
+    ) -> PyResult<Vec<RequestSummary>> {
+        let sampled = read(py, &sampled, "sampled")?;
+        let outcomes = read(py, &outcomes, "outcomes")?;
+        let failed_rows = failed_rows.as_ref().map(|rows| read(py, rows, "failed_rows")).transpose()?;
+        let reasons = cells(py, &plan.buffers.get().finish_reasons, "finish_reasons")?;
+        let ended = self.inner.call(py, |inner| {
+            inner.scratch.fill(sampled, outcomes, failed_rows.unwrap_or_default())?;
+            let Scratch { tokens, outcomes, failed_rows } = &inner.scratch;
+            needed("finish_reasons", reasons.len(), tokens.len())?;
+            let sampled = Sampled { tokens, outcomes, failed_rows };
+            inner
+                .core
+                .apply(plan.id, sampled, |sample, reason: FinishReason| reasons[sample].set(reason as u8))
+        })?;
+        Ok(ended.into_iter().map(RequestSummary::new).collect())
+    }
+
+    fn discard(&self, py: Python<'_>, plan: &Plan) -> PyResult<()> {
+        self.inner.call(py, |inner| inner.core.discard(plan.id))
+    }
+
+    fn take_ended(&self, py: Python<'_>) -> PyResult<Vec<RequestSummary>> {
+        let ended = self.inner.call(py, |inner| Ok(inner.core.take_ended()))?;
+        Ok(ended.into_iter().map(RequestSummary::new).collect())
+    }
+
+    fn reset_prefix_cache(&self, py: Python<'_>) -> PyResult<()> {
+        self.inner.call_detached(py, |inner| {
+            inner.core.reset_prefix_cache();
+            Ok(())
+        })
+    }
+
+    fn stats(&self, py: Python<'_>) -> PyResult<SchedulerStats> {
+        self.inner.call(py, |inner| Ok(SchedulerStats::new(inner.core.stats())))
+    }
+
+    fn check(&self, py: Python<'_>) -> PyResult<()> {
+        self.inner.call_detached(py, |inner| inner.core.check())
+    }
+}
+
+impl Plan {
+    fn new(plan: CorePlan, buffers: Py<StepBuffers>) -> Self {
+        let CorePlan { id, num_tokens, num_batch_rows, num_decodes, num_samples, num_copies, num_placed } =
+            plan;
+        Self { id, num_tokens, num_batch_rows, num_decodes, num_samples, num_copies, num_placed, buffers }
+    }
+}
+
+impl RequestSummary {
+    fn new(summary: CoreSummary) -> Self {
+        Self {
+            request: summary.request.get(),
+            prompt_tokens: summary.prompt_tokens,
+            cached_tokens: summary.cached_tokens,
+            output_tokens: summary.output_tokens,
+            preemptions: summary.preemptions,
+            recomputed_tokens: summary.recomputed_tokens,
+            aborted: summary.aborted,
+            failed: summary.failed,
+        }
+    }
+}
+
+impl SchedulerStats {
+    fn new(stats: CoreStats) -> Self {
+        Self {
+            num_waiting: stats.num_waiting,
+            num_running: stats.num_running,
+            num_requests: stats.num_requests,
+            num_scopes: stats.num_scopes,
+            blocks_total: stats.blocks.total,
+            blocks_free: stats.blocks.free,
+            blocks_cached: stats.blocks.cached,
+            blocks_active: stats.blocks.active,
+            tokens_held: stats.held_tokens,
+            steps: stats.steps,
+            preemptions: stats.preemptions,
+            recomputed_tokens: stats.recomputed_tokens,
+            prefix_queried_tokens: stats.queried_tokens,
+            prefix_hit_tokens: stats.hit_tokens,
+            evictions: stats.evictions,
+            peak_blocks_active: stats.peak.active_blocks,
+            peak_tokens_held: stats.peak.held_tokens,
+            peak_table_blocks: stats.peak.unshared_blocks,
+            peak_table_tokens: stats.peak.unshared_tokens,
+            peak_num_running: stats.peak.running,
+        }
+    }
+}
+
+impl Scratch {
+    fn fill(
+        &mut self,
+        sampled: &[ReadOnlyCell<i64>],
+        outcomes: &[ReadOnlyCell<u8>],
+        failed_rows: &[ReadOnlyCell<i32>],
+    ) -> pykv_core::Result<()> {
+        convert(&mut self.tokens, sampled, |index, value| {
+            TokenId::try_from(value)
+                .map_err(|_| wrong("sampled", index, value, "a token id from 0 to 4294967295"))
+        })?;
+        convert(&mut self.outcomes, outcomes, |index, value| {
+            Outcome::from_number(value).ok_or_else(|| wrong("outcomes", index, value.into(), "0, 1 or 2"))
+        })?;
+        convert(&mut self.failed_rows, failed_rows, |index, value| {
+            usize::try_from(value)
+                .map_err(|_| wrong("failed_rows", index, value.into(), "a batch row of the plan"))
+        })
+    }
+}
+
+fn wrong(array: &'static str, index: usize, value: i64, allowed: &'static str) -> Error {
+    Error::ArrayValue { array, index, value, allowed }
+}
+
+fn needed(array: &'static str, length: usize, needed: usize) -> pykv_core::Result<()> {
+    if length < needed { Err(Error::ArrayLength { array, length, needed }) } else { Ok(()) }
+}
+
+fn convert<T: Copy + Element, U>(
+    target: &mut Vec<U>,
+    source: &[ReadOnlyCell<T>],
+    convert: impl Fn(usize, T) -> pykv_core::Result<U>,
+) -> pykv_core::Result<()> {
+    target.clear();
+    for (index, cell) in source.iter().enumerate() {
+        target.push(convert(index, cell.get())?);
+    }
     Ok(())
+}
+
+fn read<'py, T: Element>(
+    py: Python<'py>,
+    buffer: &'py PyBuffer<T>,
+    array: &str,
+) -> PyResult<&'py [ReadOnlyCell<T>]> {
+    buffer.as_slice(py).ok_or_else(|| StepError::new_err(format!("{array} must be C-contiguous")))
+}
+
+pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_class::<StepBuffers>()?;
+    module.add_class::<Plan>()?;
+    module.add_class::<RequestSummary>()?;
+    module.add_class::<SchedulerStats>()?;
+    module.add_class::<Scheduler>()
 }

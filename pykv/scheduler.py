@@ -1,0 +1,313 @@
+"""The scheduler: which tokens of which sequence a step computes, and where their K and V lie.
+
+A step is `plan`, the model, `apply`:
+
+    >>> import numpy as np
+    >>> from pykv.scheduler import Scheduler, SchedulerConfig, StepBuffers
+    >>> scheduler = Scheduler(SchedulerConfig(num_blocks=64))
+    >>> buffers = StepBuffers(scheduler.config)
+    >>> request = scheduler.submit([7, 8, 9], max_tokens=2)
+    >>> plan = scheduler.plan(buffers)
+    >>> buffers.token_ids[: plan.num_tokens].tolist()
+    [7, 8, 9]
+    >>> ended = scheduler.apply(plan, np.array([10]), np.array([OUTCOME_OK], np.uint8))
+    >>> plan = scheduler.plan(buffers)
+    >>> buffers.token_ids[: plan.num_tokens].tolist(), buffers.positions[: plan.num_tokens].tolist()
+    ([10], [3])
+
+The module needs numpy only. Block tables as in Kwon et al., SOSP 2023, section 4.1; continuous batching as in
+Yu et al., OSDI 2022, section 4.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import secrets
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pykv import _core
+from pykv._core import Plan, RequestSummary, SchedulerStats
+from pykv.errors import ConfigError, InvalidRequestError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = [
+    "OUTCOME_FAILED",
+    "OUTCOME_OK",
+    "OUTCOME_STOP",
+    "FinishReason",
+    "Plan",
+    "RequestSummary",
+    "Scheduler",
+    "SchedulerConfig",
+    "SchedulerStats",
+    "StepBuffers",
+]
+
+OUTCOME_OK = 0
+"""The sampled token counts and its sequence goes on."""
+OUTCOME_STOP = 1
+"""The sampled token counts and is the last of its sequence."""
+OUTCOME_FAILED = 2
+"""The sample is no token: its sequence ends with an error."""
+
+_INT32_MAX = 2**31 - 1
+
+
+class FinishReason(enum.IntEnum):
+    """What became of a sample, as `StepBuffers.finish_reasons` says it after `Scheduler.apply`."""
+
+    NONE = 0
+    """The token counts and the sequence goes on."""
+    STOP = 1
+    """The token counts and is the last: the caller said so."""
+    LENGTH = 2
+    """The token counts and is the last: `max_tokens` or the context cap is reached."""
+    ABORT = 3
+    """The request was aborted; the token does not count."""
+    ERROR = 4
+    """The sample or its batch row failed; the token does not count."""
+    VOID = 5
+    """The token does not count and will be sampled again: a failed row should have computed what it was drawn from."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SchedulerConfig:
+    """What a scheduler is told once.
+
+    Attributes:
+        num_blocks: blocks of the pool, the null block 0 included, at least 2.
+        block_size: tokens a block, 1 to 65,536.
+        max_num_seqs: sequences that run at once: rows of the block tables.
+        max_num_batched_tokens: tokens that one step computes.
+        max_chunk_tokens: tokens of one sequence that one step computes; None: no cap but the step's.
+        max_model_len: tokens of one sequence, prompt and output together.
+        watermark: share of the blocks, from 0 to below 1, that an admission leaves untouched while others run.
+        enable_prefix_caching: whether full blocks are found again by prompts that begin with the same tokens.
+        max_queued_requests: sequences that may wait; a request counts each of its samples.
+
+    Raises:
+        ConfigError: an option is not of its type or out of its range.
+    """
+
+    num_blocks: int
+    block_size: int = 16
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 2048
+    max_chunk_tokens: int | None = None
+    max_model_len: int = 8192
+    watermark: float = 0.01
+    enable_prefix_caching: bool = True
+    max_queued_requests: int = 1024
+
+    def __post_init__(self) -> None:
+        limits = {
+            "num_blocks": (2, 2**30),
+            "block_size": (1, 65_536),
+            "max_num_seqs": (1, 2**20),
+            "max_num_batched_tokens": (1, 2**30),
+            "max_chunk_tokens": (1, 2**30),
+            "max_model_len": (2, 2**30),
+            "max_queued_requests": (1, 2**30),
+        }
+        for field, (low, high) in limits.items():
+            value = getattr(self, field)
+            if value is None and field == "max_chunk_tokens":
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+                raise ConfigError(f"{field} is {value!r}: allowed is an integer from {low} to {high}")
+        if not isinstance(self.watermark, (int, float)) or not 0.0 <= self.watermark < 1.0:
+            raise ConfigError(f"watermark is {self.watermark!r}: allowed is at least 0 and below 1")
+
+    @property
+    def max_seq_len(self) -> int:
+        """Tokens that one sequence can ever have: the least of `max_model_len` and the pool's usable slots."""
+        return min(self.max_model_len, (self.num_blocks - 1) * self.block_size)
+
+    @property
+    def max_blocks_per_seq(self) -> int:
+        """Columns of the block tables."""
+        return -(-self.max_seq_len // self.block_size)
+
+
+class StepBuffers:
+    """The host arrays of one step, allocated once; `Scheduler.plan` fills their beginnings.
+
+    Two of them, used in turn, let a step be read while the next one is planned. `block_tables` is written by change
+    only: leave it as it is. The arrays may be wrapped (`torch.from_numpy`) and must not be resized.
+
+    Attributes:
+        token_ids, positions, slot_mapping: int64 [max_num_batched_tokens]; slot = block_id * block_size + offset.
+        query_starts: int32 [max_num_seqs + 1]; batch row i computes tokens query_starts[i] to query_starts[i + 1].
+        seq_lens: int32 [max_num_seqs]; tokens of batch row i whose K and V are there after this step.
+        table_rows: int32 [max_num_seqs]; the row of block_tables that batch row i reads.
+        block_tables: int32 [max_num_seqs, max_blocks_per_seq]; what lies beyond a sequence's length has no meaning.
+        copy_pairs: int64 [max_num_seqs, 2]; (source, target) blocks to copy, in this order, before the model runs.
+        sample_indices: int64 [max_num_seqs]; after which of the step's tokens each sample is drawn.
+        sample_rows: int32 [max_num_seqs]; the row of the sequence that gets the sample.
+        sample_positions: int64 [max_num_seqs]; the place in its sequence that the sampled token takes.
+        placed_requests: int64, placed_children, placed_rows: int32 [max_num_seqs]; sequences that got a row in this plan.
+        finish_reasons: uint8 [max_num_seqs]; filled by `Scheduler.apply`, a `FinishReason` a sample.
+    """
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        tokens, rows = config.max_num_batched_tokens, config.max_num_seqs
+        self.token_ids = np.zeros(tokens, np.int64)
+        self.positions = np.zeros(tokens, np.int64)
+        self.slot_mapping = np.zeros(tokens, np.int64)
+        self.query_starts = np.zeros(rows + 1, np.int32)
+        self.seq_lens = np.zeros(rows, np.int32)
+        self.table_rows = np.zeros(rows, np.int32)
+        self.block_tables = np.zeros((rows, config.max_blocks_per_seq), np.int32)
+        self.copy_pairs = np.zeros((rows, 2), np.int64)
+        self.sample_indices = np.zeros(rows, np.int64)
+        self.sample_rows = np.zeros(rows, np.int32)
+        self.sample_positions = np.zeros(rows, np.int64)
+        self.placed_requests = np.zeros(rows, np.int64)
+        self.placed_children = np.zeros(rows, np.int32)
+        self.placed_rows = np.zeros(rows, np.int32)
+        self.finish_reasons = np.zeros(rows, np.uint8)
+        self._native = _core.StepBuffers(max_num_seqs=rows, **vars(self))
+
+
+class Scheduler:
+    """A continuous-batching scheduler over a paged pool with a prefix cache.
+
+    It never calls out, holds no clock, and gives the same decisions for the same calls. Its methods may be called from
+    any thread; one lock is held for the microseconds that a call takes.
+
+    Raises:
+        ConfigError: an option is out of its range.
+        PoisonedError: from any method, after an invariant broke or the core panicked.
+    """
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        options: dict[str, Any] = dataclasses.asdict(config)
+        if options["max_chunk_tokens"] is None:
+            options["max_chunk_tokens"] = config.max_num_batched_tokens
+        self.config = config
+        self._native = _core.Scheduler(**options, hash_seed=secrets.randbits(64))
+
+    def submit(
+        self,
+        prompt: NDArray[np.int32] | Sequence[int],
+        *,
+        max_tokens: int | None = None,
+        num_samples: int = 1,
+        scope: bytes = b"",
+        reuse_cached: bool = True,
+    ) -> int:
+        """Queues a request; nothing of the pool is taken yet.
+
+        Args:
+            prompt: token ids, at least one: an int32 buffer of one dimension, or integers.
+            max_tokens: the most tokens that each sample may get; None: up to the context cap.
+            num_samples: sequences that continue the prompt; they share its blocks.
+            scope: what may share: requests hit cached blocks of the same scope only.
+            reuse_cached: False computes the whole prompt, for who wants the logits of each of its tokens.
+
+        Returns:
+            The request's number, never used again.
+
+        Raises:
+            InvalidRequestError: a field's value is not allowed.
+            CapacityError: prompt and one output token pass the context cap or the pool.
+            QueueFullError: `max_queued_requests` sequences wait already.
+        """
+        if max_tokens is not None and not 0 <= max_tokens < 2**63:
+            raise InvalidRequestError(f"max_tokens is {max_tokens}: allowed is at least 1", "max_tokens")
+        if not 1 <= num_samples < 2**31:
+            raise InvalidRequestError(f"num_samples is {num_samples}: allowed is at least 1", "num_samples")
+        return self._native.submit(
+            _as_tokens(prompt), max_tokens=max_tokens, num_samples=num_samples, scope=scope, reuse_cached=reuse_cached
+        )
+
+    def abort(self, request: int) -> bool:
+        """Ends a request: at once, or with the `apply` of the step in flight. Returns whether it lived."""
+        return 0 <= request < 2**64 and self._native.abort(request)
+
+    def plan(self, buffers: StepBuffers) -> Plan | None:
+        """Decides the next step and writes it into `buffers`.
+
+        Returns:
+            How much of each array is filled; None if there is nothing to compute.
+
+        Raises:
+            StepError: a step is in flight, or the buffers were made for another configuration; nothing was changed.
+        """
+        return self._native.plan(buffers._native)
+
+    def apply(
+        self,
+        plan: Plan,
+        sampled: NDArray[np.int64],
+        outcomes: NDArray[np.uint8],
+        failed_rows: NDArray[np.int32] | None = None,
+    ) -> list[RequestSummary]:
+        """Takes in what a step gave: appends tokens, ends what is done, makes full blocks findable.
+
+        `finish_reasons` of the plan's buffers then says what became of each sample (`FinishReason`).
+
+        Args:
+            plan: the step in flight.
+            sampled: int64 [num_samples], a token for each sample.
+            outcomes: uint8 [num_samples], `OUTCOME_OK`, `OUTCOME_STOP` or `OUTCOME_FAILED`.
+            failed_rows: int32, batch rows that failed as a whole, with or without a sample.
+
+        Returns:
+            The requests that have ended since the last call; their blocks were given back.
+
+        Raises:
+            StepError: the plan is not in flight, or an array does not fit it; nothing was changed.
+        """
+        return self._native.apply(plan, sampled, outcomes, failed_rows)
+
+    def discard(self, plan: Plan) -> None:
+        """Takes a step back that failed as a whole: nothing of it was computed.
+
+        Raises:
+            StepError: the plan is not in flight.
+        """
+        self._native.discard(plan)
+
+    def take_ended(self) -> list[RequestSummary]:
+        """The requests that ended since the last call of this or of `apply`, such as those aborted between steps."""
+        return self._native.take_ended()
+
+    def reset_prefix_cache(self) -> None:
+        """Makes nothing of what was computed so far findable any more; what runs goes on."""
+        self._native.reset_prefix_cache()
+
+    def stats(self) -> SchedulerStats:
+        """Counts blocks, sequences and hits, in time that grows with the running sequences only."""
+        return self._native.stats()
+
+    def check(self) -> None:
+        """Compares pool, tree, tables and queues with each other, in time that grows with all of them.
+
+        Raises:
+            PoisonedError: an invariant of docs/invariants.md does not hold.
+        """
+        self._native.check()
+
+
+def _as_tokens(prompt: NDArray[np.int32] | Sequence[int]) -> NDArray[np.int32]:
+    if isinstance(prompt, np.ndarray) and prompt.dtype == np.int32 and prompt.ndim == 1 and prompt.flags.c_contiguous:
+        return prompt
+    tokens = np.asarray(prompt)
+    if tokens.ndim != 1:
+        raise InvalidRequestError(f"prompt has {tokens.ndim} dimensions: allowed is one", "prompt")
+    if tokens.size == 0:
+        raise InvalidRequestError("prompt is empty: allowed is at least one token", "prompt")
+    if tokens.dtype.kind not in "iu":
+        raise InvalidRequestError(f"prompt holds {tokens.dtype}: allowed are integers", "prompt")
+    low, high = int(tokens.min()), int(tokens.max())
+    if low < 0 or high > _INT32_MAX:
+        wrong = low if low < 0 else high
+        raise InvalidRequestError(f"prompt holds {wrong}: allowed are token ids from 0 to {_INT32_MAX}", "prompt")
+    return np.ascontiguousarray(tokens, np.int32)

@@ -1,0 +1,129 @@
+//! What can go wrong, with the numbers that explain it.
+
+use crate::units::RequestId;
+
+/// The result of an operation of this crate.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// Every error of this crate. Except for [`Error::Broken`], nothing was changed when one is returned.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Error {
+    /// An option of the configuration has a value that is not allowed.
+    #[error("{field} is {value}: allowed is {allowed}")]
+    InvalidConfig {
+        /// The option.
+        field: &'static str,
+        /// What was given.
+        value: String,
+        /// What would have been right.
+        allowed: String,
+    },
+    /// A field of a request has a value that is not allowed.
+    #[error("{field} is {value}: allowed is {allowed}")]
+    InvalidRequest {
+        /// The field.
+        field: &'static str,
+        /// What was given.
+        value: String,
+        /// What would have been right.
+        allowed: String,
+    },
+    /// A request that can never run: prompt and one output token pass what the cap or the pool allows.
+    #[error(
+        "prompt has {prompt} tokens and needs room for at least one more: allowed is a total of {cap} tokens \
+         (the least of max_model_len {max_model_len} and {pool} usable slots)"
+    )]
+    NeverFits {
+        /// Tokens of the prompt.
+        prompt: usize,
+        /// The effective cap, in tokens.
+        cap: usize,
+        /// The configured cap, in tokens.
+        max_model_len: usize,
+        /// Usable slots of the pool.
+        pool: usize,
+    },
+    /// The waiting queue has no room.
+    #[error("the queue holds {queued} sequences and {asked} more were submitted: allowed are {limit}")]
+    QueueFull {
+        /// Sequences that wait.
+        queued: usize,
+        /// Sequences of the refused request.
+        asked: usize,
+        /// The limit.
+        limit: usize,
+    },
+    /// Fewer blocks can be given than were asked for; none was taken.
+    #[error("{needed} blocks are needed, {available} are available")]
+    OutOfBlocks {
+        /// Blocks asked for.
+        needed: usize,
+        /// Blocks that are free or can be evicted.
+        available: usize,
+    },
+    /// `plan` was called while a step is in flight.
+    #[error("plan {plan} is in flight: apply or discard it before the next plan")]
+    StepInFlight {
+        /// The step in flight.
+        plan: u64,
+    },
+    /// `apply` or `discard` was called with a plan that is not in flight.
+    #[error("plan {plan} is not in flight")]
+    NotInFlight {
+        /// The plan that was given.
+        plan: u64,
+    },
+    /// An array of a step does not fit.
+    #[error("{array} has {length} elements: needed are {needed}")]
+    ArrayLength {
+        /// The array.
+        array: &'static str,
+        /// Its length.
+        length: usize,
+        /// The length that fits.
+        needed: usize,
+    },
+    /// An array of a step holds a value that is not allowed.
+    #[error("{array}[{index}] is {value}: allowed is {allowed}")]
+    ArrayValue {
+        /// The array.
+        array: &'static str,
+        /// Where in it.
+        index: usize,
+        /// What stands there.
+        value: i64,
+        /// What would have been right.
+        allowed: &'static str,
+    },
+    /// No live request has this number.
+    #[error("request {} is unknown or has ended", .request.get())]
+    UnknownRequest {
+        /// The number that was given.
+        request: RequestId,
+    },
+    /// An invariant of `docs/invariants.md` does not hold: the object must not be used any further.
+    #[error("invariant {invariant} is broken: {detail}")]
+    Broken {
+        /// Its name.
+        invariant: &'static str,
+        /// What was found.
+        detail: String,
+    },
+}
+
+impl Error {
+    /// An [`Error::InvalidConfig`].
+    pub fn config(field: &'static str, value: impl ToString, allowed: impl Into<String>) -> Self {
+        Self::InvalidConfig { field, value: value.to_string(), allowed: allowed.into() }
+    }
+
+    /// An [`Error::InvalidRequest`].
+    pub fn request(field: &'static str, value: impl ToString, allowed: impl Into<String>) -> Self {
+        Self::InvalidRequest { field, value: value.to_string(), allowed: allowed.into() }
+    }
+
+    /// An [`Error::Broken`].
+    pub fn broken(invariant: &'static str, detail: impl Into<String>) -> Self {
+        Self::Broken { invariant, detail: detail.into() }
+    }
+}

@@ -1,0 +1,5 @@
+//! The scheduler's decisions, as functions from numbers to a decision: no state, no side effect, each tested alone.
+
+pub mod admission;
+pub mod chunk;
+pub mod victim;

@@ -1,0 +1,307 @@
+//! `apply`: what the step's results mean, and `discard` for a step that gave none.
+
+use hashbrown::HashSet;
+
+use super::sequence::{SeqIndex, SeqKey, Sequence};
+use super::step::{Scheduled, Step};
+use super::{RequestSummary, Scheduler};
+use crate::error::{Error, Result};
+use crate::units::{BlockId, TokenId};
+
+/// What the caller makes of one sample.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Outcome {
+    /// The sequence goes on.
+    Ok = 0,
+    /// The token is the last one: an end-of-sequence token, a stop token or a stop string.
+    Stop = 1,
+    /// The sample is no token: the sequence ends with an error.
+    Failed = 2,
+}
+
+impl Outcome {
+    /// The outcome with this number.
+    pub fn from_number(number: u8) -> Option<Self> {
+        [Self::Ok, Self::Stop, Self::Failed].get(usize::from(number)).copied()
+    }
+}
+
+/// What became of one sample.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum FinishReason {
+    /// The token counts and the sequence goes on.
+    None = 0,
+    /// The token counts and is the last: the caller said so.
+    Stop = 1,
+    /// The token counts and is the last: the limit on tokens or the context cap is reached.
+    Length = 2,
+    /// The sequence was aborted; the token does not count.
+    Abort = 3,
+    /// The sequence failed; the token does not count.
+    Error = 4,
+    /// The token does not count and will be sampled again: what it was computed from was not.
+    Void = 5,
+}
+
+/// The results of a step.
+#[derive(Clone, Copy, Debug)]
+pub struct Sampled<'a> {
+    /// A token for each sample of the plan.
+    pub tokens: &'a [TokenId],
+    /// What to make of each.
+    pub outcomes: &'a [Outcome],
+    /// Batch rows that failed as a whole, with or without a sample.
+    pub failed_rows: &'a [usize],
+}
+
+impl Scheduler {
+    /// Takes the results of a step in: appends tokens, ends what is done, publishes full blocks now that they were
+    /// computed. `finished` is told what became of each sample. Returns the requests that have ended since last asked.
+    ///
+    /// # Errors
+    /// [`Error::NotInFlight`], [`Error::ArrayLength`], [`Error::ArrayValue`]; nothing was changed.
+    pub fn apply(
+        &mut self,
+        plan: u64,
+        sampled: Sampled<'_>,
+        mut finished: impl FnMut(usize, FinishReason),
+    ) -> Result<Vec<RequestSummary>> {
+        self.check_results(plan, &sampled)?;
+        // Nothing below can fail.
+        let step = std::mem::take(&mut self.step);
+        let void = self.withdraw_failed(&step, |row| sampled.failed_rows.contains(&row));
+        let mut first = 0;
+        for (batch_row, scheduled) in step.rows.iter().enumerate() {
+            let samples = first..first + scheduled.num_samples;
+            first = samples.end;
+            let fate = self.fate(batch_row, scheduled, &sampled, &void);
+            match fate {
+                FinishReason::None => self.settle(scheduled, samples.start, &sampled, &mut finished),
+                reason => {
+                    self.give_up(scheduled.sequence, reason);
+                    samples.for_each(|sample| finished(sample, reason));
+                }
+            }
+        }
+        self.finish_step(step);
+        Ok(self.take_ended())
+    }
+
+    /// Takes a step back that failed as a whole: nothing of it was computed. Sequences that shared blocks which the step
+    /// should have filled, or copied, start again later.
+    ///
+    /// # Errors
+    /// [`Error::NotInFlight`]; nothing was changed.
+    pub fn discard(&mut self, plan: u64) -> Result<()> {
+        self.check_in_flight(plan)?;
+        let step = std::mem::take(&mut self.step);
+        let void = self.withdraw_failed(&step, |_| true);
+        for (batch_row, scheduled) in step.rows.iter().enumerate() {
+            let sequence = &mut self.sequences[scheduled.sequence];
+            sequence.num_planned = sequence.num_computed;
+            if void.contains(&batch_row) || step.copy_rows.contains(&batch_row) {
+                self.preempt(scheduled.sequence);
+            }
+        }
+        self.finish_step(step);
+        Ok(())
+    }
+
+    fn check_in_flight(&self, plan: u64) -> Result<()> {
+        if self.in_flight && self.step.id == plan { Ok(()) } else { Err(Error::NotInFlight { plan }) }
+    }
+
+    fn check_results(&self, plan: u64, sampled: &Sampled<'_>) -> Result<()> {
+        self.check_in_flight(plan)?;
+        let needed = self.step.num_samples;
+        for (array, length) in [("sampled", sampled.tokens.len()), ("outcomes", sampled.outcomes.len())] {
+            if length != needed {
+                return Err(Error::ArrayLength { array, length, needed });
+            }
+        }
+        for (index, &row) in sampled.failed_rows.iter().enumerate() {
+            if row >= self.step.rows.len() {
+                let (array, allowed) = ("failed_rows", "a batch row of the plan");
+                return Err(Error::ArrayValue { array, index, value: row as i64, allowed });
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes back the blocks that failed rows announced, and what others announced below them. Returns the batch rows
+    /// that did not fail and yet share such a block: what they computed is void.
+    fn withdraw_failed(&mut self, step: &Step, failed: impl Fn(usize) -> bool) -> HashSet<usize> {
+        let mut bad: HashSet<BlockId> = HashSet::new();
+        for announced in &step.announced {
+            let below = self.cache.parent(announced.block).is_some_and(|parent| bad.contains(&parent));
+            if below || failed(announced.batch_row) {
+                bad.insert(announced.block);
+            }
+        }
+        if bad.is_empty() {
+            return HashSet::new();
+        }
+        let void = self.rows_that_share(step, &bad);
+        for announced in step.announced.iter().rev() {
+            if bad.contains(&announced.block) {
+                self.cache.withdraw(announced.block);
+            }
+        }
+        void
+    }
+
+    fn rows_that_share(&self, step: &Step, bad: &HashSet<BlockId>) -> HashSet<usize> {
+        let shares = |scheduled: &Scheduled| {
+            let sequence = &self.sequences[scheduled.sequence];
+            sequence.table.blocks()[..sequence.cursor.published].iter().any(|block| bad.contains(block))
+        };
+        step.rows.iter().enumerate().filter(|(_, scheduled)| shares(scheduled)).map(|(row, _)| row).collect()
+    }
+
+    /// What becomes of a batch row before its samples are looked at.
+    fn fate(
+        &self,
+        batch_row: usize,
+        scheduled: &Scheduled,
+        sampled: &Sampled<'_>,
+        void: &HashSet<usize>,
+    ) -> FinishReason {
+        if sampled.failed_rows.contains(&batch_row) {
+            return FinishReason::Error;
+        }
+        if !self.aborts.is_empty()
+            && self.requests[&self.sequences[scheduled.sequence].key.request].summary.aborted
+        {
+            return FinishReason::Abort;
+        }
+        if void.contains(&batch_row) { FinishReason::Void } else { FinishReason::None }
+    }
+
+    fn give_up(&mut self, index: SeqIndex, reason: FinishReason) {
+        match reason {
+            FinishReason::Void => self.preempt(index),
+            FinishReason::Error => {
+                self.request_of(index).failed = true;
+                self.end_sequence(index);
+            }
+            FinishReason::Abort => {
+                self.computed(index);
+                self.end_sequence(index);
+            }
+            FinishReason::None | FinishReason::Stop | FinishReason::Length => {}
+        }
+    }
+
+    /// Takes in a row whose tokens were computed, and its samples from `first` on.
+    fn settle(
+        &mut self,
+        scheduled: &Scheduled,
+        first: usize,
+        sampled: &Sampled<'_>,
+        finished: &mut impl FnMut(usize, FinishReason),
+    ) {
+        let index = scheduled.sequence;
+        self.computed(index);
+        if scheduled.num_samples == 0 {
+            return;
+        }
+        // All forks are made before a sample ends one of them.
+        for child in 1..scheduled.num_samples {
+            let fork = self.fork(index, child);
+            let sample = first + child;
+            let reason = self.accept(fork, sampled.tokens[sample], sampled.outcomes[sample]);
+            finished(sample, reason);
+        }
+        let leader = &mut self.sequences[index];
+        leader.rows.truncate(1);
+        leader.num_samples = 1;
+        finished(first, self.accept(index, sampled.tokens[first], sampled.outcomes[first]));
+    }
+
+    /// The step's tokens of a sequence are computed: counts them and publishes the blocks that they fill.
+    fn computed(&mut self, index: SeqIndex) {
+        let sequence = &mut self.sequences[index];
+        let again = sequence.num_planned.min(sequence.high_water).saturating_sub(sequence.num_computed);
+        sequence.num_computed = sequence.num_planned;
+        sequence.high_water = sequence.high_water.max(sequence.num_computed);
+        if self.config.enable_prefix_caching {
+            let Sequence { table, cursor, scope, tokens, num_computed, .. } = sequence;
+            if self.cache.publish(table, cursor, *scope, tokens, *num_computed) {
+                self.next_epoch += 1;
+                sequence.epoch = self.next_epoch;
+            }
+        }
+        if again > 0 {
+            self.totals.recomputed_tokens += again as u64;
+            self.request_of(index).recomputed_tokens += again;
+        }
+    }
+
+    /// A further sample of a request: the same blocks, a row of its own.
+    fn fork(&mut self, leader: SeqIndex, child: usize) -> SeqIndex {
+        let epoch = self.new_epoch();
+        let leader = &self.sequences[leader];
+        let fork = Sequence {
+            key: SeqKey { request: leader.key.request, child: leader.key.child + child as u32 },
+            scope: leader.scope,
+            tokens: leader.tokens.clone(),
+            max_len: leader.max_len,
+            num_computed: leader.num_computed,
+            num_planned: leader.num_planned,
+            high_water: leader.high_water,
+            table: leader.table.fork(),
+            cursor: leader.cursor,
+            epoch,
+            rows: vec![leader.rows[child]],
+            num_samples: 1,
+            reuse_cached: leader.reuse_cached,
+            started_before: true,
+        };
+        let index = self.sequences.insert(fork);
+        self.forked.push(index);
+        index
+    }
+
+    /// Appends a sample, or ends its sequence.
+    fn accept(&mut self, index: SeqIndex, token: TokenId, outcome: Outcome) -> FinishReason {
+        if outcome == Outcome::Failed {
+            self.request_of(index).failed = true;
+            self.end_sequence(index);
+            return FinishReason::Error;
+        }
+        let sequence = &mut self.sequences[index];
+        sequence.tokens.push(token);
+        let full = sequence.tokens.len() >= sequence.max_len;
+        self.request_of(index).output_tokens += 1;
+        let reason = match (outcome, full) {
+            (Outcome::Stop, _) => FinishReason::Stop,
+            (_, true) => FinishReason::Length,
+            (_, false) => return FinishReason::None,
+        };
+        self.end_sequence(index);
+        reason
+    }
+
+    /// Brings the running list up to date with who ended, gave way or was forked off, then ends what was aborted.
+    fn finish_step(&mut self, step: Step) {
+        self.step = step;
+        self.in_flight = false;
+        let sequences = &self.sequences;
+        let runs = |&index: &SeqIndex| sequences.contains(index) && sequences[index].is_running();
+        self.running.retain(runs);
+        let mut forked = std::mem::take(&mut self.forked);
+        forked.retain(runs);
+        // Only now that no list holds them may the numbers of ended sequences be used again.
+        self.sequences.recycle();
+        forked.drain(..).for_each(|index| self.run(index));
+        self.forked = forked;
+        std::mem::take(&mut self.aborts).into_iter().for_each(|request| self.end_request(request));
+    }
+
+    fn request_of(&mut self, index: SeqIndex) -> &mut RequestSummary {
+        let request = self.sequences[index].key.request;
+        &mut self.requests.get_mut(&request).expect("a live sequence has a request").summary
+    }
+}

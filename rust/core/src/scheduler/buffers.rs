@@ -1,0 +1,127 @@
+//! The arrays of one step: the caller owns them, a plan fills their beginnings.
+
+use std::cell::Cell;
+
+use super::config::SchedulerConfig;
+use crate::error::{Error, Result};
+
+macro_rules! step_arrays {
+    ($($(#[$doc:meta])* $name:ident: $kind:ty, $length:expr;)*) => {
+        /// Where a plan is written. Lengths are at least those of [`StepArrays::check`].
+        #[derive(Clone, Copy)]
+        pub struct StepArrays<'a> {
+            $($(#[$doc])* pub $name: &'a [Cell<$kind>],)*
+        }
+
+        impl StepArrays<'_> {
+            /// Whether every array is long enough for any step under this configuration.
+            ///
+            /// # Errors
+            /// [`Error::ArrayLength`] with the first that is not.
+            pub fn check(&self, config: &SchedulerConfig) -> Result<()> {
+                $(check_length(stringify!($name), self.$name.len(), $length(config))?;)*
+                Ok(())
+            }
+        }
+
+        /// The arrays of a step as plain vectors: for Rust callers and tests.
+        #[derive(Clone, Debug)]
+        pub struct OwnedArrays {
+            $($(#[$doc])* pub $name: Vec<$kind>,)*
+        }
+
+        impl OwnedArrays {
+            /// Arrays that fit any step under this configuration.
+            pub fn new(config: &SchedulerConfig) -> Self {
+                Self { $($name: vec![0; $length(config)],)* }
+            }
+
+            /// The same memory, as a plan wants it.
+            pub fn borrow(&mut self) -> StepArrays<'_> {
+                StepArrays { $($name: Cell::from_mut(self.$name.as_mut_slice()).as_slice_of_cells(),)* }
+            }
+        }
+    };
+}
+
+step_arrays! {
+    /// The step's tokens, batch row after batch row.
+    token_ids: i64, tokens;
+    /// Each token's place in its sequence.
+    positions: i64, tokens;
+    /// Where each token's K and V go.
+    slot_mapping: i64, tokens;
+    /// Batch row `i` computes the tokens `query_starts[i]..query_starts[i + 1]`.
+    query_starts: i32, rows_and_one;
+    /// The tokens of batch row `i`'s sequence whose K and V are there after this step.
+    seq_lens: i32, rows;
+    /// The row of `block_tables` that batch row `i` reads.
+    table_rows: i32, rows;
+    /// Block ids by row, `max_blocks_per_seq` columns; only what changed is written.
+    block_tables: i32, table;
+    /// (source, target) of each block that is copied before the model runs, in this order.
+    copy_pairs: i64, pairs;
+    /// Which of the step's tokens each sample is drawn after.
+    sample_indices: i64, rows;
+    /// The row of the sequence that gets the sample.
+    sample_rows: i32, rows;
+    /// The place in its sequence that the sampled token takes.
+    sample_positions: i64, rows;
+    /// The request of each sequence that got a row in this plan.
+    placed_requests: i64, rows;
+    /// Which sample of its request it is.
+    placed_children: i32, rows;
+    /// The row that it got.
+    placed_rows: i32, rows;
+}
+
+fn tokens(config: &SchedulerConfig) -> usize {
+    config.max_num_batched_tokens
+}
+
+fn rows(config: &SchedulerConfig) -> usize {
+    config.max_num_seqs
+}
+
+fn rows_and_one(config: &SchedulerConfig) -> usize {
+    config.max_num_seqs + 1
+}
+
+fn pairs(config: &SchedulerConfig) -> usize {
+    2 * config.max_num_seqs
+}
+
+fn table(config: &SchedulerConfig) -> usize {
+    config.max_num_seqs * config.max_blocks_per_seq()
+}
+
+fn check_length(array: &'static str, length: usize, needed: usize) -> Result<()> {
+    if length < needed { Err(Error::ArrayLength { array, length, needed }) } else { Ok(()) }
+}
+
+/// What stands in one caller's `block_tables`: a plan writes only what is new to it.
+#[derive(Clone, Debug)]
+pub struct TableSync {
+    rows: Vec<Synced>,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Synced {
+    epoch: u64,
+    len: usize,
+}
+
+impl TableSync {
+    /// Nothing was written yet.
+    pub fn new(max_num_seqs: usize) -> Self {
+        Self { rows: vec![Synced::default(); max_num_seqs] }
+    }
+
+    /// The first entry of a row that must be written, given the table's epoch; all up to `len` count as written then.
+    pub(super) fn advance(&mut self, row: usize, epoch: u64, len: usize) -> usize {
+        let synced = &mut self.rows[row];
+        let start = if synced.epoch == epoch { synced.len.min(len) } else { 0 };
+        *synced = Synced { epoch, len };
+        start
+    }
+}

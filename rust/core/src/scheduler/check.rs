@@ -1,0 +1,107 @@
+//! The invariants of `docs/invariants.md`, checked over everything there is.
+
+use hashbrown::HashMap;
+
+use super::Scheduler;
+use super::sequence::Sequence;
+use crate::error::{Error, Result};
+use crate::units::BlockId;
+
+impl Scheduler {
+    /// Compares pool, tree, tables, rows and queues with each other, in time that grows with all of them.
+    ///
+    /// # Errors
+    /// [`Error::Broken`] with the first invariant that does not hold: the scheduler must not be used any further.
+    pub fn check(&mut self) -> Result<()> {
+        self.cache.check()?;
+        self.check_references()?;
+        self.check_rows()?;
+        self.check_lists()?;
+        self.running.iter().try_for_each(|&index| self.check_sequence(&self.sequences[index]))
+    }
+
+    fn check_references(&self) -> Result<()> {
+        let mut held: HashMap<BlockId, usize> = HashMap::new();
+        for &index in &self.running {
+            for &block in self.sequences[index].table.blocks() {
+                *held.entry(block).or_default() += 1;
+            }
+        }
+        if held.contains_key(&BlockId::NULL) {
+            return Err(Error::broken("I2 null block", "a table holds block 0"));
+        }
+        for id in 1..self.config.num_blocks as u32 {
+            let block = BlockId::new(id);
+            let (counted, tables) =
+                (self.cache.pool().references(block), held.get(&block).copied().unwrap_or(0));
+            if counted != tables {
+                let detail = format!("block {id} counts {counted} references, tables hold {tables}");
+                return Err(Error::broken("I3 references", detail));
+            }
+        }
+        Ok(())
+    }
+
+    fn check_rows(&self) -> Result<()> {
+        let mut taken = vec![false; self.config.max_num_seqs];
+        let rows = self.running.iter().flat_map(|&index| &self.sequences[index].rows);
+        for row in rows.chain(&self.free_rows) {
+            if std::mem::replace(&mut taken[row.index()], true) {
+                return Err(Error::broken("I7 rows", format!("row {} stands twice", row.get())));
+            }
+        }
+        match taken.iter().position(|taken| !taken) {
+            Some(row) => Err(Error::broken("I7 rows", format!("row {row} is lost"))),
+            None => Ok(()),
+        }
+    }
+
+    fn check_lists(&self) -> Result<()> {
+        let listed = self.running.len() + self.waiting.len();
+        if listed != self.sequences.len() {
+            let detail = format!("{} sequences live, {listed} are listed", self.sequences.len());
+            return Err(Error::broken("I8 lists", detail));
+        }
+        let queued: usize = self.waiting.values().map(|&index| self.sequences[index].num_samples).sum();
+        if queued != self.num_queued {
+            return Err(Error::broken("I8 lists", format!("{queued} wait, {} are counted", self.num_queued)));
+        }
+        if !self.running.is_sorted_by_key(|&index| self.sequences[index].key) {
+            return Err(Error::broken("I8 lists", "the running ones are not sorted by age"));
+        }
+        let live: usize = self.requests.values().map(|request| request.num_live).sum();
+        let samples =
+            self.running.iter().chain(self.waiting.values()).map(|&index| self.sequences[index].num_samples);
+        if live != samples.sum::<usize>() {
+            return Err(Error::broken("I8 lists", format!("requests count {live} live samples")));
+        }
+        Ok(())
+    }
+
+    fn check_sequence(&self, sequence: &Sequence) -> Result<()> {
+        let (size, key) = (self.block_size, sequence.key);
+        let broken = |invariant, detail: String| {
+            Err(Error::broken(invariant, format!("request {}.{}: {detail}", key.request.get(), key.child)))
+        };
+        if sequence.tokens.len() >= sequence.max_len || sequence.max_len > self.config.cap() {
+            return broken(
+                "I10 cap",
+                format!("{} tokens, at most {}", sequence.tokens.len(), sequence.max_len),
+            );
+        }
+        let (blocks, needed) = (sequence.table.len(), size.blocks_for(sequence.tokens.len()));
+        if blocks > needed || blocks < size.blocks_for(sequence.num_planned) {
+            return broken("I11 waste", format!("{blocks} blocks for {} tokens", sequence.tokens.len()));
+        }
+        if sequence.num_computed > sequence.num_planned || sequence.num_planned > sequence.tokens.len() {
+            return broken(
+                "I12 order",
+                format!("{} computed, {} planned", sequence.num_computed, sequence.num_planned),
+            );
+        }
+        if sequence.cursor.published > size.full_blocks(sequence.num_planned) {
+            return broken("I13 published", format!("{} blocks published", sequence.cursor.published));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,122 @@
+//! What a scheduler is told once.
+
+use crate::error::{Error, Result};
+use crate::units::BlockSize;
+
+/// The options of a [`Scheduler`](super::Scheduler).
+#[derive(Clone, Debug)]
+pub struct SchedulerConfig {
+    /// Blocks of the pool, the null block included.
+    pub num_blocks: usize,
+    /// Tokens a block.
+    pub block_size: usize,
+    /// Sequences that run at once: rows of the block tables.
+    pub max_num_seqs: usize,
+    /// Tokens that one step computes.
+    pub max_num_batched_tokens: usize,
+    /// Tokens of one sequence that one step computes: a cap for long prompts, so that others keep their pace.
+    pub max_chunk_tokens: usize,
+    /// Tokens of one sequence, prompt and output together.
+    pub max_model_len: usize,
+    /// Share of the blocks that an admission leaves untouched while others run.
+    pub watermark: f64,
+    /// Whether full blocks are published and found again.
+    pub enable_prefix_caching: bool,
+    /// Sequences that may wait.
+    pub max_queued_requests: usize,
+    /// Seed of the prefix tree's hash: it changes no decision.
+    pub hash_seed: u64,
+    /// Bits of a hash that are used; fewer make collisions, for tests.
+    pub hash_mask: u64,
+}
+
+impl Default for SchedulerConfig {
+    fn default() -> Self {
+        Self {
+            num_blocks: 1024,
+            block_size: 16,
+            max_num_seqs: 256,
+            max_num_batched_tokens: 2048,
+            max_chunk_tokens: usize::MAX,
+            max_model_len: 8192,
+            watermark: 0.01,
+            enable_prefix_caching: true,
+            max_queued_requests: 1024,
+            hash_seed: 0,
+            hash_mask: u64::MAX,
+        }
+    }
+}
+
+impl SchedulerConfig {
+    /// Usable slots: all but the null block's.
+    pub fn num_slots(&self) -> usize {
+        self.num_blocks.saturating_sub(1) * self.block_size
+    }
+
+    /// The most tokens that one sequence can ever have.
+    pub fn cap(&self) -> usize {
+        self.max_model_len.min(self.num_slots())
+    }
+
+    /// Columns of the block tables: the blocks of the longest sequence.
+    pub fn max_blocks_per_seq(&self) -> usize {
+        self.cap().div_ceil(self.block_size.max(1))
+    }
+
+    /// Blocks that an admission leaves untouched.
+    pub(super) fn watermark_blocks(&self) -> usize {
+        (self.watermark * (self.num_blocks - 1) as f64).ceil() as usize
+    }
+
+    /// Checks every option.
+    ///
+    /// # Errors
+    /// [`Error::InvalidConfig`] with the first that is not allowed.
+    pub fn validate(&self) -> Result<()> {
+        BlockSize::new(self.block_size)?;
+        within("num_blocks", self.num_blocks, 2, 1 << 30)?;
+        within("max_num_seqs", self.max_num_seqs, 1, 1 << 20)?;
+        within("max_num_batched_tokens", self.max_num_batched_tokens, 1, 1 << 30)?;
+        within("max_chunk_tokens", self.max_chunk_tokens, 1, usize::MAX)?;
+        within("max_model_len", self.max_model_len, 2, 1 << 30)?;
+        within("max_queued_requests", self.max_queued_requests, 1, 1 << 30)?;
+        if !(0.0..1.0).contains(&self.watermark) {
+            return Err(Error::config("watermark", self.watermark, "at least 0 and below 1"));
+        }
+        Ok(())
+    }
+}
+
+fn within(field: &'static str, value: usize, low: usize, high: usize) -> Result<()> {
+    if (low..=high).contains(&value) {
+        return Ok(());
+    }
+    Err(Error::config(field, value, format!("{low} to {high}")))
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_cap_is_the_least_of_context_and_pool() {
+        let config = SchedulerConfig { num_blocks: 8, max_model_len: 512, ..SchedulerConfig::default() };
+        assert_eq!((config.cap(), config.max_blocks_per_seq()), (112, 7));
+        let config = SchedulerConfig { num_blocks: 80, max_model_len: 500, ..config };
+        assert_eq!((config.cap(), config.max_blocks_per_seq()), (500, 32));
+    }
+
+    #[test]
+    fn an_option_out_of_range_is_named_with_its_value() {
+        let config = SchedulerConfig { watermark: 1.0, ..SchedulerConfig::default() };
+        assert_eq!(
+            config.validate().unwrap_err().to_string(),
+            "watermark is 1: allowed is at least 0 and below 1"
+        );
+        let config = SchedulerConfig { block_size: 0, ..SchedulerConfig::default() };
+        assert!(config.validate().unwrap_err().to_string().contains("block_size is 0"));
+        let config = SchedulerConfig { watermark: f64::NAN, ..SchedulerConfig::default() };
+        assert!(config.validate().is_err());
+    }
+}

@@ -1,0 +1,266 @@
+//! The continuous-batching scheduler: `submit`, `plan`, `apply`, `discard`, `abort`. It never calls out.
+//!
+//! ```text
+//! submit ─▶ waiting ──plan: admitted──▶ running ──apply: stop, length, error──▶ ended
+//!              ▲                          │
+//!              └──── plan: preempted ─────┘
+//! ```
+//! Running and waiting sequences are kept by age (request, then sample). A sequence is preempted only for an older one:
+//! the oldest is never preempted, and since every request fits the pool alone, it ends; so does every other one in turn.
+
+mod apply;
+mod buffers;
+mod check;
+mod config;
+mod plan;
+mod request;
+mod sequence;
+mod stats;
+mod step;
+
+use std::collections::BTreeMap;
+
+use hashbrown::HashMap;
+
+pub use apply::{FinishReason, Outcome, Sampled};
+pub use buffers::{OwnedArrays, StepArrays, TableSync};
+pub use config::SchedulerConfig;
+pub use request::{RequestSummary, Submission};
+pub use stats::{Peak, SchedulerStats};
+pub use step::Plan;
+
+use crate::error::{Error, Result};
+use crate::pool::BlockPool;
+use crate::prefix::{HashOptions, PrefixCache};
+use crate::table::BlockTable;
+use crate::units::{BlockSize, RequestId, Row};
+use request::Request;
+use sequence::{Arena, SeqIndex, SeqKey, Sequence};
+use stats::Totals;
+use step::Step;
+
+/// The scheduler of one pool.
+#[derive(Debug)]
+pub struct Scheduler {
+    config: SchedulerConfig,
+    block_size: BlockSize,
+    cache: PrefixCache,
+    requests: HashMap<RequestId, Request>,
+    sequences: Arena,
+    waiting: BTreeMap<SeqKey, SeqIndex>,
+    /// Samples that wait, those included that are not forked off yet.
+    num_queued: usize,
+    /// By age.
+    running: Vec<SeqIndex>,
+    /// Samples that the step at hand has forked off.
+    forked: Vec<SeqIndex>,
+    free_rows: Vec<Row>,
+    step: Step,
+    in_flight: bool,
+    next_request: u64,
+    next_step: u64,
+    next_epoch: u64,
+    /// Requests whose abort waits for the step in flight.
+    aborts: Vec<RequestId>,
+    ended: Vec<RequestSummary>,
+    totals: Totals,
+}
+
+impl Scheduler {
+    /// A scheduler with an empty pool.
+    ///
+    /// # Errors
+    /// [`Error::InvalidConfig`] with the option that is not allowed.
+    pub fn new(config: SchedulerConfig) -> Result<Self> {
+        config.validate()?;
+        let block_size = BlockSize::new(config.block_size)?;
+        let pool = BlockPool::new(config.num_blocks, block_size)?;
+        let options = HashOptions { seed: config.hash_seed, mask: config.hash_mask };
+        Ok(Self {
+            block_size,
+            cache: PrefixCache::new(pool, options),
+            requests: HashMap::new(),
+            sequences: Arena::default(),
+            waiting: BTreeMap::new(),
+            num_queued: 0,
+            running: Vec::with_capacity(config.max_num_seqs),
+            forked: Vec::new(),
+            free_rows: (0..config.max_num_seqs as u32).rev().map(Row::new).collect(),
+            step: Step::default(),
+            in_flight: false,
+            next_request: 0,
+            next_step: 0,
+            next_epoch: 1,
+            aborts: Vec::new(),
+            ended: Vec::new(),
+            totals: Totals::default(),
+            config,
+        })
+    }
+
+    /// The options.
+    pub fn config(&self) -> &SchedulerConfig {
+        &self.config
+    }
+
+    /// Queues a request. Nothing of the pool is taken yet.
+    ///
+    /// # Errors
+    /// [`Error::InvalidRequest`], [`Error::NeverFits`] for what can never run, [`Error::QueueFull`].
+    pub fn submit(&mut self, submission: Submission<'_>) -> Result<RequestId> {
+        self.check_submission(&submission)?;
+        // Nothing below can fail.
+        let request = RequestId::new(self.next_request);
+        self.next_request += 1;
+        let scope = self.cache.enter_scope(submission.scope);
+        let sequence = self.first_sequence(request, scope, &submission);
+        let index = self.sequences.insert(sequence);
+        self.requests.insert(request, Request::new(request, scope, &submission));
+        self.enqueue(index);
+        Ok(request)
+    }
+
+    /// Ends a request: at once, or with the step in flight if there is one. Returns whether it lived.
+    pub fn abort(&mut self, request: RequestId) -> bool {
+        let Some(entry) = self.requests.get_mut(&request) else { return false };
+        entry.summary.aborted = true;
+        if self.in_flight {
+            self.aborts.push(request);
+        } else {
+            self.end_request(request);
+        }
+        true
+    }
+
+    /// The requests that ended since the last call, or since the last `apply`.
+    pub fn take_ended(&mut self) -> Vec<RequestSummary> {
+        std::mem::take(&mut self.ended)
+    }
+
+    /// Makes nothing of what was computed so far findable any more; what runs goes on.
+    pub fn reset_prefix_cache(&mut self) {
+        self.cache.reset();
+    }
+
+    fn check_submission(&self, submission: &Submission<'_>) -> Result<()> {
+        let (cap, prompt) = (self.config.cap(), submission.prompt.len());
+        if prompt == 0 {
+            return Err(Error::request("prompt", "empty", "at least one token"));
+        }
+        if submission.max_tokens == Some(0) {
+            return Err(Error::request("max_tokens", 0, "at least 1"));
+        }
+        if !(1..=self.config.max_num_seqs).contains(&submission.num_samples) {
+            let allowed = format!("1 to {} (max_num_seqs)", self.config.max_num_seqs);
+            return Err(Error::request("num_samples", submission.num_samples, allowed));
+        }
+        if prompt >= cap {
+            let (max_model_len, pool) = (self.config.max_model_len, self.config.num_slots());
+            return Err(Error::NeverFits { prompt, cap, max_model_len, pool });
+        }
+        let (queued, asked, limit) =
+            (self.num_queued, submission.num_samples, self.config.max_queued_requests);
+        if queued + asked > limit {
+            return Err(Error::QueueFull { queued, asked, limit });
+        }
+        Ok(())
+    }
+
+    fn first_sequence(
+        &mut self,
+        request: RequestId,
+        scope: crate::prefix::ScopeId,
+        submission: &Submission<'_>,
+    ) -> Sequence {
+        let cap = self.config.cap();
+        let wanted = submission.max_tokens.unwrap_or(cap);
+        Sequence {
+            key: SeqKey { request, child: 0 },
+            scope,
+            tokens: submission.prompt.to_vec(),
+            max_len: submission.prompt.len().saturating_add(wanted).min(cap),
+            num_computed: 0,
+            num_planned: 0,
+            high_water: 0,
+            table: BlockTable::new(self.cache.pool()),
+            cursor: self.cache.root(),
+            epoch: 0,
+            rows: Vec::new(),
+            num_samples: submission.num_samples,
+            reuse_cached: submission.reuse_cached && self.config.enable_prefix_caching,
+            started_before: false,
+        }
+    }
+
+    fn enqueue(&mut self, index: SeqIndex) {
+        let sequence = &self.sequences[index];
+        self.num_queued += sequence.num_samples;
+        self.waiting.insert(sequence.key, index);
+    }
+
+    fn dequeue(&mut self, key: SeqKey) {
+        if let Some(index) = self.waiting.remove(&key) {
+            self.num_queued -= self.sequences[index].num_samples;
+        }
+    }
+
+    /// Takes everything from a running sequence but its tokens.
+    fn stop_running(&mut self, index: SeqIndex) {
+        let sequence = &mut self.sequences[index];
+        sequence.table.truncate(0);
+        sequence.cursor = self.cache.root();
+        (sequence.num_computed, sequence.num_planned) = (0, 0);
+        // In reverse, so that a sequence that starts next gets the same rows in the same order.
+        while let Some(row) = sequence.rows.pop() {
+            self.free_rows.push(row);
+        }
+    }
+
+    /// Ends one sequence. The caller takes it out of `running`.
+    fn end_sequence(&mut self, index: SeqIndex) {
+        self.stop_running(index);
+        let key = self.sequences[index].key;
+        self.dequeue(key);
+        let sequence = self.sequences.remove(index);
+        let request = self.requests.get_mut(&key.request).expect("a live sequence has a request");
+        request.num_live -= sequence.num_samples;
+        if request.num_live == 0 {
+            let request = self.requests.remove(&key.request).expect("it was there");
+            self.cache.leave_scope(request.scope);
+            self.ended.push(request.summary);
+        }
+    }
+
+    /// Ends all that is left of a request.
+    fn end_request(&mut self, request: RequestId) {
+        let waiting = self.waiting.range(SeqKey { request, child: 0 }..=SeqKey { request, child: u32::MAX });
+        let mut indices: Vec<SeqIndex> = waiting.map(|(_, &index)| index).collect();
+        indices.extend(self.running.iter().filter(|&&index| self.sequences[index].key.request == request));
+        self.running.retain(|index| !indices.contains(index));
+        indices.into_iter().for_each(|index| self.end_sequence(index));
+        self.sequences.recycle();
+    }
+
+    /// Puts a sequence among the running ones, by age.
+    fn run(&mut self, index: SeqIndex) {
+        let key = self.sequences[index].key;
+        let place = self.running.partition_point(|&other| self.sequences[other].key < key);
+        self.running.insert(place, index);
+    }
+
+    /// Takes a sequence off the device; it starts again later. The caller takes it out of `running`.
+    fn preempt(&mut self, index: SeqIndex) {
+        self.stop_running(index);
+        self.totals.preemptions += 1;
+        let key = self.sequences[index].key;
+        if let Some(request) = self.requests.get_mut(&key.request) {
+            request.summary.preemptions += 1;
+        }
+        self.enqueue(index);
+    }
+
+    fn new_epoch(&mut self) -> u64 {
+        self.next_epoch += 1;
+        self.next_epoch
+    }
+}

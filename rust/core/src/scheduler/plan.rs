@@ -1,0 +1,309 @@
+//! `plan`: what the next step computes, and for whom there is room.
+//!
+//! 1. Sequences with one token left to compute, the oldest first: each gets a block if it needs one, if need be by
+//!    preempting younger ones.
+//! 2. Chunks of the prompts that run already.
+//! 3. Waiting sequences, the oldest first, each with all its blocks or not at all; none in a step that preempted.
+
+use std::cell::Cell;
+
+use super::buffers::{StepArrays, TableSync};
+use super::sequence::SeqIndex;
+use super::step::{Announced, Placed, Plan, Scheduled, Step};
+use super::{Scheduler, sequence::Sequence};
+use crate::error::{Error, Result};
+use crate::policy::admission::Admission;
+use crate::policy::chunk::chunk;
+use crate::policy::victim::{Candidate, victim};
+use crate::units::{BlockId, Row};
+
+impl Scheduler {
+    /// Decides the next step and writes it into `arrays`. Returns none if there is nothing to compute.
+    ///
+    /// `sync` belongs to `arrays`: it remembers what stands in the block tables there.
+    ///
+    /// # Errors
+    /// [`Error::StepInFlight`], [`Error::ArrayLength`]; nothing was changed.
+    pub fn plan(&mut self, arrays: &StepArrays<'_>, sync: &mut TableSync) -> Result<Option<Plan>> {
+        if self.in_flight {
+            return Err(Error::StepInFlight { plan: self.step.id });
+        }
+        arrays.check(&self.config)?;
+        let mut step = std::mem::take(&mut self.step);
+        step.clear(self.next_step);
+        let preempted = self.schedule_decodes(&mut step)?;
+        self.schedule_prefills(&mut step);
+        if !preempted {
+            self.admit_waiting(&mut step)?;
+        }
+        self.write(&step, arrays, sync);
+        let plan = step.plan();
+        self.step = step;
+        if plan.num_batch_rows == 0 {
+            return self.nothing_to_run();
+        }
+        self.next_step += 1;
+        self.in_flight = true;
+        self.totals.steps += 1;
+        self.record_peak();
+        Ok(Some(plan))
+    }
+
+    fn nothing_to_run(&self) -> Result<Option<Plan>> {
+        if self.running.is_empty() && self.waiting.is_empty() {
+            return Ok(None);
+        }
+        let detail = format!("{} run, {} wait, and none can go on", self.running.len(), self.waiting.len());
+        Err(Error::broken("I9 progress", detail))
+    }
+
+    /// Returns whether somebody was preempted.
+    fn schedule_decodes(&mut self, step: &mut Step) -> Result<bool> {
+        let before = self.totals.preemptions;
+        let mut place = 0;
+        while place < self.running.len() && step.num_tokens < self.config.max_num_batched_tokens {
+            let index = self.running[place];
+            if !self.sequences[index].decodes() {
+                place += 1;
+            } else if self.make_writable(step, place)? {
+                self.schedule(step, index, 1);
+                place += 1;
+            }
+        }
+        step.num_decodes = step.rows.len();
+        Ok(self.totals.preemptions > before)
+    }
+
+    fn schedule_prefills(&mut self, step: &mut Step) {
+        for place in 0..self.running.len() {
+            let index = self.running[place];
+            let sequence = &self.sequences[index];
+            if !sequence.decodes() {
+                let num_tokens = self.chunk_for(step, sequence);
+                self.schedule_prefill(step, index, num_tokens);
+            }
+        }
+    }
+
+    fn admit_waiting(&mut self, step: &mut Step) -> Result<()> {
+        while step.num_tokens < self.config.max_num_batched_tokens
+            && let Some((_, &index)) = self.waiting.first_key_value()
+            && self.admit(step, index)?
+        {
+            let num_tokens = self.chunk_for(step, &self.sequences[index]);
+            self.schedule_prefill(step, index, num_tokens);
+        }
+        Ok(())
+    }
+
+    fn chunk_for(&self, step: &Step, sequence: &Sequence) -> usize {
+        let budget = self.config.max_num_batched_tokens - step.num_tokens;
+        chunk(sequence.num_uncomputed(), budget.min(self.config.max_chunk_tokens))
+    }
+
+    /// Sees to it that the block of a sequence's next token is there and its own. Returns whether it is: if not, the
+    /// sequence itself had to give way.
+    fn make_writable(&mut self, step: &mut Step, place: usize) -> Result<bool> {
+        loop {
+            match self.try_make_writable(step, self.running[place]) {
+                Ok(()) => return Ok(true),
+                Err(Error::OutOfBlocks { .. }) => {}
+                Err(error) => return Err(error),
+            }
+            let chosen = self.choose_victim(place);
+            let index = self.running.remove(chosen);
+            self.preempt(index);
+            if chosen == place {
+                return Ok(false);
+            }
+        }
+    }
+
+    fn try_make_writable(&mut self, step: &mut Step, index: SeqIndex) -> Result<()> {
+        let sequence = &mut self.sequences[index];
+        let block = sequence.num_computed / self.block_size.tokens();
+        if block == sequence.table.len() {
+            return self.cache.extend(&mut sequence.table, 1);
+        }
+        if !sequence.table.is_writable(block) {
+            let copy = self.cache.copy_on_write(&mut sequence.table, block)?;
+            step.copies.push(copy);
+            step.copy_rows.push(step.rows.len());
+            self.next_epoch += 1;
+            sequence.epoch = self.next_epoch;
+        }
+        Ok(())
+    }
+
+    /// Who gives way to the sequence at `place`: one of those that are younger, or itself if there is none.
+    fn choose_victim(&self, place: usize) -> usize {
+        let younger = (place + 1..self.running.len())
+            .map(|place| Candidate { place, lost_tokens: self.sequences[self.running[place]].num_computed });
+        victim(younger).map_or(place, |candidate| candidate.place)
+    }
+
+    /// Gives a waiting sequence all its blocks and its rows, or nothing.
+    fn admit(&mut self, step: &mut Step, index: SeqIndex) -> Result<bool> {
+        let sequence = &self.sequences[index];
+        if sequence.num_samples > self.free_rows.len() {
+            return Ok(false);
+        }
+        let num_blocks = self.block_size.blocks_for(sequence.tokens.len());
+        // The last token is always computed: its logits are wanted.
+        let max_hits =
+            if sequence.reuse_cached { self.block_size.full_blocks(sequence.tokens.len() - 1) } else { 0 };
+        let probe = self.cache.probe(sequence.scope, &sequence.tokens, max_hits);
+        let admission = Admission {
+            new_blocks: num_blocks - probe.hits,
+            idle_hits: probe.idle_hits,
+            available: self.cache.available(),
+            watermark: self.config.watermark_blocks(),
+            alone: self.running.is_empty(),
+        };
+        if !admission.fits() {
+            return Ok(false);
+        }
+        // Nothing below can fail: between the probe and here nobody else takes blocks.
+        self.start(step, index, num_blocks, max_hits)?;
+        Ok(true)
+    }
+
+    fn start(&mut self, step: &mut Step, index: SeqIndex, num_blocks: usize, max_hits: usize) -> Result<()> {
+        let key = self.sequences[index].key;
+        self.dequeue(key);
+        let epoch = self.new_epoch();
+        let sequence = &mut self.sequences[index];
+        let (mut table, cursor) = self.cache.share(sequence.scope, &sequence.tokens, max_hits);
+        self.cache.extend(&mut table, num_blocks - cursor.published)?;
+        let cached = cursor.published * self.block_size.tokens();
+        (sequence.table, sequence.cursor, sequence.epoch) = (table, cursor, epoch);
+        (sequence.num_computed, sequence.num_planned) = (cached, cached);
+        for child in 0..sequence.num_samples {
+            let row = self.free_rows.pop().expect("admission saw enough rows");
+            sequence.rows.push(row);
+            step.placed.push(Placed { request: key.request, child: key.child + child as u32, row });
+        }
+        self.count_hits(index, cached);
+        self.run(index);
+        Ok(())
+    }
+
+    /// Counts what a request found when it started first; finding its own blocks again is no hit.
+    fn count_hits(&mut self, index: SeqIndex, cached: usize) {
+        let sequence = &mut self.sequences[index];
+        if std::mem::replace(&mut sequence.started_before, true) {
+            return;
+        }
+        if sequence.reuse_cached {
+            self.totals.queried_tokens += sequence.tokens.len() as u64;
+        }
+        self.totals.hit_tokens += cached as u64;
+        if let Some(request) = self.requests.get_mut(&sequence.key.request) {
+            request.summary.cached_tokens = cached;
+        }
+    }
+
+    fn schedule(&mut self, step: &mut Step, index: SeqIndex, num_tokens: usize) {
+        let sequence = &mut self.sequences[index];
+        sequence.num_planned = sequence.num_computed + num_tokens;
+        let num_samples =
+            if sequence.num_planned == sequence.tokens.len() { sequence.num_samples } else { 0 };
+        step.push(Scheduled { sequence: index, start: sequence.num_computed, num_tokens, num_samples });
+    }
+
+    fn schedule_prefill(&mut self, step: &mut Step, index: SeqIndex, num_tokens: usize) {
+        if num_tokens == 0 {
+            return;
+        }
+        let batch_row = step.rows.len();
+        self.schedule(step, index, num_tokens);
+        if self.config.enable_prefix_caching {
+            let sequence = &self.sequences[index];
+            let Sequence { table, cursor, scope, tokens, num_planned, .. } = sequence;
+            let announced = |block| step.announced.push(Announced { block, batch_row });
+            self.cache.announce(table, *cursor, *scope, tokens, *num_planned, announced);
+        }
+    }
+
+    fn write(&self, step: &Step, arrays: &StepArrays<'_>, sync: &mut TableSync) {
+        let mut token = 0;
+        let mut sample = 0;
+        arrays.query_starts[0].set(0);
+        for (batch_row, scheduled) in step.rows.iter().enumerate() {
+            let sequence = &self.sequences[scheduled.sequence];
+            write_tokens(arrays, token, sequence, scheduled, self.block_size.tokens());
+            token += scheduled.num_tokens;
+            arrays.query_starts[batch_row + 1].set(token as i32);
+            arrays.seq_lens[batch_row].set(sequence.num_planned as i32);
+            arrays.table_rows[batch_row].set(sequence.row().get() as i32);
+            self.write_table(arrays, sequence, sync);
+            for row in &sequence.rows[..scheduled.num_samples] {
+                write_sample(arrays, sample, token - 1, *row, sequence.tokens.len());
+                sample += 1;
+            }
+        }
+        write_copies(step, arrays);
+        write_placed(step, arrays);
+    }
+
+    fn write_table(&self, arrays: &StepArrays<'_>, sequence: &Sequence, sync: &mut TableSync) {
+        let blocks = sequence.table.blocks();
+        let row = sequence.row().index();
+        let start = sync.advance(row, sequence.epoch, blocks.len());
+        if start == blocks.len() {
+            return;
+        }
+        let columns = self.config.max_blocks_per_seq();
+        let line = &arrays.block_tables[row * columns..(row + 1) * columns];
+        line[start..].iter().zip(&blocks[start..]).for_each(|(cell, block)| cell.set(block.get() as i32));
+    }
+}
+
+fn write_tokens(
+    arrays: &StepArrays<'_>,
+    first: usize,
+    sequence: &Sequence,
+    scheduled: &Scheduled,
+    block_size: usize,
+) {
+    let end = scheduled.start + scheduled.num_tokens;
+    let mut base = 0;
+    for (place, position) in (first..).zip(scheduled.start..end) {
+        let offset = position % block_size;
+        if offset == 0 || position == scheduled.start {
+            base = block_start(sequence.table.blocks()[position / block_size], block_size);
+        }
+        arrays.token_ids[place].set(i64::from(sequence.tokens[position]));
+        arrays.positions[place].set(position as i64);
+        arrays.slot_mapping[place].set(base + offset as i64);
+    }
+}
+
+fn block_start(block: BlockId, block_size: usize) -> i64 {
+    (block.index() * block_size) as i64
+}
+
+fn write_sample(arrays: &StepArrays<'_>, sample: usize, token: usize, row: Row, position: usize) {
+    arrays.sample_indices[sample].set(token as i64);
+    arrays.sample_rows[sample].set(row.get() as i32);
+    arrays.sample_positions[sample].set(position as i64);
+}
+
+fn write_copies(step: &Step, arrays: &StepArrays<'_>) {
+    for (copy, pair) in step.copies.iter().zip(arrays.copy_pairs.chunks_exact(2)) {
+        set_pair(pair, i64::from(copy.source.get()), i64::from(copy.target.get()));
+    }
+}
+
+fn set_pair(pair: &[Cell<i64>], source: i64, target: i64) {
+    pair[0].set(source);
+    pair[1].set(target);
+}
+
+fn write_placed(step: &Step, arrays: &StepArrays<'_>) {
+    for (index, placed) in step.placed.iter().enumerate() {
+        arrays.placed_requests[index].set(placed.request.get() as i64);
+        arrays.placed_children[index].set(placed.child as i32);
+        arrays.placed_rows[index].set(placed.row.get() as i32);
+    }
+}

@@ -1,0 +1,72 @@
+//! What is asked for once, and what is told when it has ended.
+
+use crate::prefix::ScopeId;
+use crate::units::{RequestId, TokenId};
+
+/// A request as it is submitted.
+#[derive(Clone, Copy, Debug)]
+pub struct Submission<'a> {
+    /// The prompt's tokens: at least one.
+    pub prompt: &'a [TokenId],
+    /// The most tokens that each sample may get; none: up to the context cap.
+    pub max_tokens: Option<usize>,
+    /// Sequences that continue the prompt.
+    pub num_samples: usize,
+    /// What may share: see [`prefix`](crate::prefix).
+    pub scope: &'a [u8],
+    /// Whether published blocks may stand in for computing the prompt.
+    pub reuse_cached: bool,
+}
+
+impl<'a> Submission<'a> {
+    /// A request for one sample, without limit but the cap, in the empty scope.
+    pub fn new(prompt: &'a [TokenId]) -> Self {
+        Self { prompt, max_tokens: None, num_samples: 1, scope: &[], reuse_cached: true }
+    }
+}
+
+/// A request that has ended, whose blocks were given back.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RequestSummary {
+    /// Its number.
+    pub request: RequestId,
+    /// Tokens of the prompt.
+    pub prompt_tokens: usize,
+    /// Tokens of the prompt that were found in the cache when it started.
+    pub cached_tokens: usize,
+    /// Tokens that were sampled, over all samples.
+    pub output_tokens: usize,
+    /// How often one of its sequences was preempted.
+    pub preemptions: usize,
+    /// Tokens that were computed again after a preemption.
+    pub recomputed_tokens: usize,
+    /// Whether it ended because it was aborted.
+    pub aborted: bool,
+    /// Whether one of its samples failed.
+    pub failed: bool,
+}
+
+/// A request that lives.
+#[derive(Debug)]
+pub(super) struct Request {
+    pub(super) summary: RequestSummary,
+    pub(super) scope: ScopeId,
+    /// Samples that have not ended yet, those included that are not forked off yet.
+    pub(super) num_live: usize,
+}
+
+impl Request {
+    pub(super) fn new(request: RequestId, scope: ScopeId, submission: &Submission<'_>) -> Self {
+        let summary = RequestSummary {
+            request,
+            prompt_tokens: submission.prompt.len(),
+            cached_tokens: 0,
+            output_tokens: 0,
+            preemptions: 0,
+            recomputed_tokens: 0,
+            aborted: false,
+            failed: false,
+        };
+        Self { summary, scope, num_live: submission.num_samples }
+    }
+}

@@ -1,0 +1,114 @@
+//! One sequence: a prompt and what was sampled so far.
+//!
+//! ```text
+//! [0, num_computed)             their K and V are in the table's blocks
+//! [num_computed, num_planned)   the step in flight computes them
+//! [num_planned, tokens.len())   known, not yet computed
+//! ```
+
+use crate::prefix::{Cursor, ScopeId};
+use crate::table::BlockTable;
+use crate::units::{RequestId, Row, TokenId};
+
+/// Who a sequence is: requests by age, the samples of one in order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct SeqKey {
+    pub(super) request: RequestId,
+    pub(super) child: u32,
+}
+
+/// Where a sequence stands in the arena.
+pub(super) type SeqIndex = u32;
+
+#[derive(Debug)]
+pub(super) struct Sequence {
+    pub(super) key: SeqKey,
+    pub(super) scope: ScopeId,
+    pub(super) tokens: Vec<TokenId>,
+    /// Tokens at which it ends with `length`.
+    pub(super) max_len: usize,
+    pub(super) num_computed: usize,
+    pub(super) num_planned: usize,
+    /// The most tokens that were computed so far: what lies below it was computed before.
+    pub(super) high_water: usize,
+    pub(super) table: BlockTable,
+    pub(super) cursor: Cursor,
+    /// Changes whenever what stands in the table's row may have changed other than by growing.
+    pub(super) epoch: u64,
+    /// Its own row while it runs; then those of the samples that are not forked off yet.
+    pub(super) rows: Vec<Row>,
+    /// Samples that its next token is drawn for: above 1 until they are forked off.
+    pub(super) num_samples: usize,
+    pub(super) reuse_cached: bool,
+    pub(super) started_before: bool,
+}
+
+impl Sequence {
+    pub(super) fn num_uncomputed(&self) -> usize {
+        self.tokens.len() - self.num_computed
+    }
+
+    /// Whether one more token is all that is left to compute.
+    pub(super) fn decodes(&self) -> bool {
+        self.num_uncomputed() == 1
+    }
+
+    pub(super) fn row(&self) -> Row {
+        self.rows[0]
+    }
+
+    pub(super) fn is_running(&self) -> bool {
+        !self.rows.is_empty()
+    }
+}
+
+/// Sequences by number. The number of one that was removed is used again only after [`Arena::recycle`], when no list
+/// holds it any more.
+#[derive(Debug, Default)]
+pub(super) struct Arena {
+    places: Vec<Option<Sequence>>,
+    removed: Vec<SeqIndex>,
+    vacant: Vec<SeqIndex>,
+}
+
+impl Arena {
+    pub(super) fn insert(&mut self, sequence: Sequence) -> SeqIndex {
+        if let Some(index) = self.vacant.pop() {
+            self.places[index as usize] = Some(sequence);
+            return index;
+        }
+        self.places.push(Some(sequence));
+        (self.places.len() - 1) as SeqIndex
+    }
+
+    pub(super) fn remove(&mut self, index: SeqIndex) -> Sequence {
+        self.removed.push(index);
+        self.places[index as usize].take().expect("a listed sequence lives")
+    }
+
+    pub(super) fn recycle(&mut self) {
+        self.vacant.append(&mut self.removed);
+    }
+
+    pub(super) fn contains(&self, index: SeqIndex) -> bool {
+        self.places[index as usize].is_some()
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.places.len() - self.vacant.len() - self.removed.len()
+    }
+}
+
+impl std::ops::Index<SeqIndex> for Arena {
+    type Output = Sequence;
+
+    fn index(&self, index: SeqIndex) -> &Sequence {
+        self.places[index as usize].as_ref().expect("a listed sequence lives")
+    }
+}
+
+impl std::ops::IndexMut<SeqIndex> for Arena {
+    fn index_mut(&mut self, index: SeqIndex) -> &mut Sequence {
+        self.places[index as usize].as_mut().expect("a listed sequence lives")
+    }
+}

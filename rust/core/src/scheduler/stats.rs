@@ -1,0 +1,118 @@
+//! What can be counted, at one moment and over the scheduler's life.
+
+use super::Scheduler;
+use crate::pool::BlockCounts;
+use crate::units::BlockId;
+
+/// What only ever grows.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Totals {
+    pub(super) steps: u64,
+    pub(super) preemptions: u64,
+    pub(super) recomputed_tokens: u64,
+    pub(super) queried_tokens: u64,
+    pub(super) hit_tokens: u64,
+    pub(super) peak: Peak,
+}
+
+/// The moment at which the most blocks were active.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Peak {
+    /// Active blocks.
+    pub active_blocks: usize,
+    /// Their slots that held a token, a shared one counted once.
+    pub held_tokens: usize,
+    /// Blocks that the same sequences would have needed without sharing.
+    pub unshared_blocks: usize,
+    /// Tokens of the same sequences, a shared one counted for each.
+    pub unshared_tokens: usize,
+    /// Running sequences.
+    pub running: usize,
+}
+
+/// One moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SchedulerStats {
+    /// Blocks by state.
+    pub blocks: BlockCounts,
+    /// Sequences that wait, the samples that are not forked off yet included.
+    pub num_waiting: usize,
+    /// Sequences that run.
+    pub num_running: usize,
+    /// Requests that live.
+    pub num_requests: usize,
+    /// Scopes in use.
+    pub num_scopes: usize,
+    /// Slots of active blocks that hold a token, a shared one counted once.
+    pub held_tokens: usize,
+    /// Steps that were planned.
+    pub steps: u64,
+    /// How often a sequence was preempted.
+    pub preemptions: u64,
+    /// Tokens that were computed again after a preemption.
+    pub recomputed_tokens: u64,
+    /// Prompt tokens that were looked up when their requests started.
+    pub queried_tokens: u64,
+    /// Those of them that were found.
+    pub hit_tokens: u64,
+    /// Cached blocks that made room for others.
+    pub evictions: u64,
+    /// The moment at which the most blocks were active.
+    pub peak: Peak,
+}
+
+impl Scheduler {
+    /// Counts what there is, in time that grows with the running sequences only.
+    pub fn stats(&mut self) -> SchedulerStats {
+        let blocks = self.cache.counts();
+        SchedulerStats {
+            blocks,
+            num_waiting: self.num_queued,
+            num_running: self.running.len(),
+            num_requests: self.requests.len(),
+            num_scopes: self.cache.num_scopes(),
+            held_tokens: blocks.active * self.block_size.tokens() - self.empty_slots(),
+            steps: self.totals.steps,
+            preemptions: self.totals.preemptions,
+            recomputed_tokens: self.totals.recomputed_tokens,
+            queried_tokens: self.totals.queried_tokens,
+            hit_tokens: self.totals.hit_tokens,
+            evictions: self.cache.evictions(),
+            peak: self.totals.peak,
+        }
+    }
+
+    /// Looks whether more blocks are active than ever before.
+    pub(super) fn record_peak(&mut self) {
+        let active_blocks = self.cache.counts().active;
+        if active_blocks <= self.totals.peak.active_blocks {
+            return;
+        }
+        let running = || self.running.iter().map(|&index| &self.sequences[index]);
+        self.totals.peak = Peak {
+            active_blocks,
+            held_tokens: active_blocks * self.block_size.tokens() - self.empty_slots(),
+            unshared_blocks: running().map(|sequence| sequence.table.len()).sum(),
+            unshared_tokens: running().map(|sequence| sequence.num_planned).sum(),
+            running: self.running.len(),
+        };
+    }
+
+    /// Slots of active blocks that hold no token once the step in flight is done. Only a table's last written block can
+    /// be partly filled, and only that one can be shared with a fork while it is.
+    fn empty_slots(&self) -> usize {
+        let mut shared: Vec<BlockId> = Vec::new();
+        let mut empty = 0;
+        for &index in &self.running {
+            let sequence = &self.sequences[index];
+            let (table, filled) = (&sequence.table, sequence.num_planned);
+            let Some(&partial) = table.blocks().get(self.block_size.full_blocks(filled)) else { continue };
+            let own = table.len() * self.block_size.tokens() - filled;
+            if table.is_writable(self.block_size.full_blocks(filled)) || !shared.contains(&partial) {
+                empty += own;
+                shared.push(partial);
+            }
+        }
+        empty
+    }
+}

@@ -1,0 +1,92 @@
+//! A step that was planned and is in flight.
+
+use super::sequence::SeqIndex;
+use crate::table::BlockCopy;
+use crate::units::{BlockId, RequestId, Row};
+
+/// How many entries of the step's arrays a plan has filled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Plan {
+    /// Which step it is.
+    pub id: u64,
+    /// Tokens that the model computes.
+    pub num_tokens: usize,
+    /// Batch rows.
+    pub num_batch_rows: usize,
+    /// Batch rows of one token each that come first.
+    pub num_decodes: usize,
+    /// Tokens to sample.
+    pub num_samples: usize,
+    /// Blocks to copy before the model runs.
+    pub num_copies: usize,
+    /// Sequences that got a row.
+    pub num_placed: usize,
+}
+
+/// One batch row.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Scheduled {
+    pub(super) sequence: SeqIndex,
+    pub(super) start: usize,
+    pub(super) num_tokens: usize,
+    pub(super) num_samples: usize,
+}
+
+/// A sequence that got a row.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Placed {
+    pub(super) request: RequestId,
+    pub(super) child: u32,
+    pub(super) row: Row,
+}
+
+/// A block that the step fills and that others planned in the same step may share already.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Announced {
+    pub(super) block: BlockId,
+    pub(super) batch_row: usize,
+}
+
+/// What a plan decided. One value is used for every step, so that planning allocates nothing in the long run.
+#[derive(Debug, Default)]
+pub(super) struct Step {
+    pub(super) id: u64,
+    pub(super) rows: Vec<Scheduled>,
+    pub(super) num_decodes: usize,
+    pub(super) copies: Vec<BlockCopy>,
+    /// The batch row of each copy.
+    pub(super) copy_rows: Vec<usize>,
+    pub(super) placed: Vec<Placed>,
+    pub(super) announced: Vec<Announced>,
+    pub(super) num_tokens: usize,
+    pub(super) num_samples: usize,
+}
+
+impl Step {
+    pub(super) fn clear(&mut self, id: u64) {
+        self.rows.clear();
+        self.copies.clear();
+        self.copy_rows.clear();
+        self.placed.clear();
+        self.announced.clear();
+        (self.id, self.num_decodes, self.num_tokens, self.num_samples) = (id, 0, 0, 0);
+    }
+
+    pub(super) fn push(&mut self, row: Scheduled) {
+        self.num_tokens += row.num_tokens;
+        self.num_samples += row.num_samples;
+        self.rows.push(row);
+    }
+
+    pub(super) fn plan(&self) -> Plan {
+        Plan {
+            id: self.id,
+            num_tokens: self.num_tokens,
+            num_batch_rows: self.rows.len(),
+            num_decodes: self.num_decodes,
+            num_samples: self.num_samples,
+            num_copies: self.copies.len(),
+            num_placed: self.placed.len(),
+        }
+    }
+}

@@ -1,0 +1,236 @@
+//! The tokens of a request do not depend on its neighbours, on chunks, hits, block size, preemption, forks, or on
+//! aborts, failures and discarded steps of others.
+#![cfg(not(loom))]
+
+mod support;
+
+use proptest::prelude::*;
+use pykv_core::scheduler::{Outcome, Submission};
+use pykv_core::{RequestId, SchedulerConfig, TokenId};
+use support::{Engine, expected};
+
+fn config(num_blocks: usize, block_size: usize) -> SchedulerConfig {
+    SchedulerConfig {
+        num_blocks,
+        block_size,
+        max_num_seqs: 8,
+        max_num_batched_tokens: 24,
+        max_model_len: 64,
+        ..SchedulerConfig::default()
+    }
+}
+
+fn prompt(seed: u32, len: usize) -> Vec<TokenId> {
+    (0..len as u32).map(|place| (place * 7 + seed) % 50).collect()
+}
+
+fn assert_outputs(engine: &Engine, requests: &[(RequestId, Vec<TokenId>, usize, usize)]) {
+    for (request, prompt, num_tokens, num_samples) in requests {
+        for child in 0..*num_samples {
+            let output = &engine.outputs[&(request.get(), child as u32)];
+            assert_eq!(
+                output,
+                &expected(prompt, child as u64, *num_tokens),
+                "request {}.{child}",
+                request.get()
+            );
+        }
+    }
+}
+
+fn run_all(config: SchedulerConfig, samples: usize) -> Engine {
+    let mut engine = Engine::new(config);
+    let mut requests = Vec::new();
+    for (seed, len) in [(0, 1), (0, 17), (3, 30), (0, 17), (3, 24), (9, 5)] {
+        let tokens = prompt(seed, len);
+        requests.push((engine.submit(&tokens, 12, samples), tokens, 12, samples));
+    }
+    engine.run();
+    assert_outputs(&engine, &requests);
+    assert_eq!(engine.ended.len(), requests.len());
+    let stats = engine.scheduler.stats();
+    assert_eq!(stats.blocks.active, 0);
+    assert_eq!(stats.num_requests, 0);
+    engine
+}
+
+#[test]
+fn outputs_do_not_depend_on_the_block_size() {
+    for block_size in [1, 2, 3, 5, 16, 48] {
+        run_all(config(64 * 8 / block_size + 20, block_size), 1);
+    }
+}
+
+#[test]
+fn outputs_do_not_depend_on_chunks() {
+    for chunk in [1, 3, 7, 16] {
+        run_all(SchedulerConfig { max_chunk_tokens: chunk, ..config(100, 4) }, 1);
+        run_all(SchedulerConfig { max_num_batched_tokens: chunk, ..config(100, 4) }, 1);
+    }
+}
+
+#[test]
+fn outputs_do_not_depend_on_preemption() {
+    let mut preemptions = 0;
+    for num_blocks in [12, 14, 17, 22, 30] {
+        preemptions += run_all(config(num_blocks, 4), 1).scheduler.stats().preemptions;
+    }
+    assert!(preemptions > 5, "the pools were small enough to preempt: {preemptions}");
+}
+
+#[test]
+fn outputs_do_not_depend_on_the_prefix_cache() {
+    let mut cold = run_all(SchedulerConfig { enable_prefix_caching: false, ..config(100, 4) }, 1);
+    assert_eq!(cold.scheduler.stats().hit_tokens, 0);
+    let mut warm = run_all(config(100, 4), 1);
+    assert!(warm.scheduler.stats().hit_tokens > 0);
+}
+
+#[test]
+fn every_sample_of_a_fork_follows_its_own_history() {
+    run_all(config(200, 4), 3);
+    run_all(config(40, 16), 3);
+    let mut small = run_all(config(17, 4), 3);
+    assert!(small.scheduler.stats().preemptions > 0);
+}
+
+#[test]
+fn colliding_hashes_change_no_token() {
+    run_all(SchedulerConfig { hash_mask: 0b1, ..config(40, 4) }, 2);
+}
+
+#[derive(Clone, Debug)]
+enum Action {
+    Submit { seed: u32, len: usize, max_tokens: usize, samples: usize, reuse: bool },
+    Step,
+    StepWithAbort { request: usize },
+    StepWithFailure { row: usize },
+    StepWithStop { sample: usize },
+    StepWithFailedSample { sample: usize },
+    Discard,
+    Abort { request: usize },
+    Reset,
+}
+
+fn action() -> impl Strategy<Value = Action> {
+    prop_oneof![
+        4 => (0..3u32, 1..40usize, 1..20usize, 1..4usize, any::<bool>()).prop_map(
+            |(seed, len, max_tokens, samples, reuse)| Action::Submit { seed, len, max_tokens, samples, reuse }
+        ),
+        12 => Just(Action::Step),
+        1 => (0..30usize).prop_map(|request| Action::StepWithAbort { request }),
+        1 => (0..8usize).prop_map(|row| Action::StepWithFailure { row }),
+        1 => (0..8usize).prop_map(|sample| Action::StepWithStop { sample }),
+        1 => (0..8usize).prop_map(|sample| Action::StepWithFailedSample { sample }),
+        1 => Just(Action::Discard),
+        1 => (0..30usize).prop_map(|request| Action::Abort { request }),
+        1 => Just(Action::Reset),
+    ]
+}
+
+struct Submitted {
+    request: RequestId,
+    prompt: Vec<TokenId>,
+    max_tokens: usize,
+    samples: usize,
+}
+
+fn act(engine: &mut Engine, submitted: &mut Vec<Submitted>, action: &Action) {
+    match *action {
+        Action::Submit { seed, len, max_tokens, samples, reuse } => {
+            let prompt = prompt(seed, len);
+            let submission = Submission {
+                max_tokens: Some(max_tokens),
+                num_samples: samples,
+                reuse_cached: reuse,
+                ..Submission::new(&prompt)
+            };
+            if let Ok(request) = engine.scheduler.submit(submission) {
+                submitted.push(Submitted { request, prompt, max_tokens, samples });
+            }
+        }
+        Action::Abort { request } => {
+            submitted.get(request).map(|entry| engine.scheduler.abort(entry.request));
+        }
+        Action::Reset => engine.scheduler.reset_prefix_cache(),
+        Action::Discard => {
+            if let Some(plan) = engine.plan() {
+                engine.scheduler.discard(plan.id).unwrap();
+            }
+        }
+        _ => step_with(engine, submitted, action),
+    }
+    engine.scheduler.check().unwrap();
+}
+
+fn step_with(engine: &mut Engine, submitted: &[Submitted], action: &Action) {
+    let Some(plan) = engine.plan() else { return };
+    let tokens = engine.compute(plan);
+    let mut outcomes = vec![Outcome::Ok; tokens.len()];
+    let mut failed = Vec::new();
+    match *action {
+        Action::StepWithAbort { request } => {
+            submitted.get(request).map(|entry| engine.scheduler.abort(entry.request));
+        }
+        Action::StepWithFailure { row } => failed.extend((row < plan.num_batch_rows).then_some(row)),
+        Action::StepWithStop { sample } if sample < tokens.len() => outcomes[sample] = Outcome::Stop,
+        Action::StepWithFailedSample { sample } if sample < tokens.len() => {
+            outcomes[sample] = Outcome::Failed
+        }
+        _ => {}
+    }
+    engine.apply(plan, &tokens, &outcomes, &failed);
+}
+
+/// Whatever was cut short got a beginning of what it would have got; all others got everything.
+fn assert_prefixes(engine: &Engine, submitted: &[Submitted]) {
+    for entry in submitted {
+        for child in 0..entry.samples {
+            let full = expected(&entry.prompt, child as u64, entry.max_tokens);
+            let output =
+                engine.outputs.get(&(entry.request.get(), child as u32)).cloned().unwrap_or_default();
+            assert_eq!(output, full[..output.len()], "request {}.{child}", entry.request.get());
+        }
+    }
+    for summary in engine.ended.iter().filter(|summary| !summary.aborted && !summary.failed) {
+        assert!(summary.output_tokens > 0);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 20_000, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn any_history_keeps_the_invariants_and_the_tokens(
+        block_size in prop_oneof![Just(1usize), Just(3), Just(4), Just(16)],
+        spare in 0..12usize,
+        budget in 4..40usize,
+        caching in any::<bool>(),
+        collide in any::<bool>(),
+        actions in prop::collection::vec(action(), 1..120),
+    ) {
+        let num_blocks = 64usize.div_ceil(block_size) + 1 + spare;
+        let config = SchedulerConfig {
+            max_num_batched_tokens: budget,
+            enable_prefix_caching: caching,
+            max_queued_requests: 20,
+            hash_mask: if collide { 1 } else { u64::MAX },
+            ..config(num_blocks, block_size)
+        };
+        let mut engine = Engine::new(config);
+        let mut submitted = Vec::new();
+        for action in &actions {
+            act(&mut engine, &mut submitted, action);
+        }
+        engine.run();
+        engine.ended.extend(engine.scheduler.take_ended());
+        assert_prefixes(&engine, &submitted);
+        prop_assert_eq!(engine.ended.len(), submitted.len());
+        let stats = engine.scheduler.stats();
+        prop_assert_eq!(stats.blocks.active, 0);
+        prop_assert_eq!(stats.num_waiting + stats.num_running + stats.num_requests, 0);
+        engine.scheduler.reset_prefix_cache();
+        prop_assert_eq!(engine.scheduler.stats().blocks.free, num_blocks - 1);
+        prop_assert_eq!(engine.scheduler.stats().num_scopes, 0);
+    }
+}

@@ -1,0 +1,158 @@
+//! A toy model with exact integer arithmetic over a paged memory: what the scheduler promises, made visible.
+//!
+//! The "K and V" of a token mixes it with its position; the next token is a hash over the K and V of all positions, read
+//! through the block table. One wrong, stale or foreign slot changes every token after it.
+
+use std::collections::HashMap;
+
+use pykv_core::scheduler::{
+    FinishReason, Outcome, OwnedArrays, Plan, RequestSummary, Sampled, Submission, TableSync,
+};
+use pykv_core::{RequestId, Scheduler, SchedulerConfig, TokenId};
+
+pub(crate) const VOCABULARY: u64 = 50;
+
+fn mix(value: u64) -> u64 {
+    let value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let value = (value ^ (value >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    value ^ (value >> 31)
+}
+
+fn kv(token: i64, position: i64) -> u64 {
+    mix((token as u64) << 32 | position as u64)
+}
+
+fn next_token(history: impl Iterator<Item = u64>, child: u64) -> TokenId {
+    let state = history.fold(child, |state, kv| mix(state.wrapping_mul(31).wrapping_add(kv)));
+    (state % VOCABULARY) as TokenId
+}
+
+/// The tokens that a prompt gives when nothing is paged, shared, chunked or preempted.
+pub(crate) fn expected(prompt: &[TokenId], child: u64, num_tokens: usize) -> Vec<TokenId> {
+    let mut tokens = prompt.to_vec();
+    for _ in 0..num_tokens {
+        let history =
+            tokens.iter().enumerate().map(|(position, &token)| kv(i64::from(token), position as i64));
+        tokens.push(next_token(history, child));
+    }
+    tokens.split_off(prompt.len())
+}
+
+/// A scheduler, the memory that it hands out, and what every sequence has got so far.
+pub(crate) struct Engine {
+    pub(crate) scheduler: Scheduler,
+    pub(crate) outputs: HashMap<(u64, u32), Vec<TokenId>>,
+    pub(crate) ended: Vec<RequestSummary>,
+    pub(crate) num_steps: usize,
+    arrays: [OwnedArrays; 2],
+    syncs: [TableSync; 2],
+    slots: Vec<Option<u64>>,
+    placed: HashMap<i32, (u64, u32)>,
+    block_size: usize,
+    columns: usize,
+}
+
+impl Engine {
+    pub(crate) fn new(config: SchedulerConfig) -> Self {
+        let arrays = [OwnedArrays::new(&config), OwnedArrays::new(&config)];
+        let syncs = [TableSync::new(config.max_num_seqs), TableSync::new(config.max_num_seqs)];
+        Self {
+            outputs: HashMap::new(),
+            ended: Vec::new(),
+            num_steps: 0,
+            arrays,
+            syncs,
+            slots: vec![None; config.num_blocks * config.block_size],
+            placed: HashMap::new(),
+            block_size: config.block_size,
+            columns: config.max_blocks_per_seq(),
+            scheduler: Scheduler::new(config).unwrap(),
+        }
+    }
+
+    pub(crate) fn submit(&mut self, prompt: &[TokenId], max_tokens: usize, num_samples: usize) -> RequestId {
+        let submission = Submission { max_tokens: Some(max_tokens), num_samples, ..Submission::new(prompt) };
+        self.scheduler.submit(submission).unwrap()
+    }
+
+    pub(crate) fn plan(&mut self) -> Option<Plan> {
+        let side = self.num_steps % 2;
+        self.num_steps += 1;
+        let plan = self.scheduler.plan(&self.arrays[side].borrow(), &mut self.syncs[side]).unwrap();
+        self.scheduler.check().unwrap();
+        let arrays = &self.arrays[side];
+        for index in 0..plan.map_or(0, |plan| plan.num_placed) {
+            let sequence = (arrays.placed_requests[index] as u64, arrays.placed_children[index] as u32);
+            self.placed.insert(arrays.placed_rows[index], sequence);
+        }
+        plan
+    }
+
+    /// Runs the model: copies blocks, writes every token's slot, then reads the history of each sample.
+    pub(crate) fn compute(&mut self, plan: Plan) -> Vec<TokenId> {
+        let arrays = &self.arrays[(self.num_steps - 1) % 2];
+        for pair in arrays.copy_pairs.chunks_exact(2).take(plan.num_copies) {
+            let (source, target) = (pair[0] as usize * self.block_size, pair[1] as usize * self.block_size);
+            self.slots.copy_within(source..source + self.block_size, target);
+        }
+        for token in 0..plan.num_tokens {
+            let slot = arrays.slot_mapping[token] as usize;
+            assert!(slot >= self.block_size, "the null block is never written");
+            self.slots[slot] = Some(kv(arrays.token_ids[token], arrays.positions[token]));
+        }
+        (0..plan.num_samples).map(|sample| self.sample(sample, plan)).collect()
+    }
+
+    fn sample(&self, sample: usize, plan: Plan) -> TokenId {
+        let arrays = &self.arrays[(self.num_steps - 1) % 2];
+        let token = arrays.sample_indices[sample] as i32;
+        let batch_row =
+            arrays.query_starts[..=plan.num_batch_rows].partition_point(|&start| start <= token) - 1;
+        let row = arrays.table_rows[batch_row] as usize;
+        let length = arrays.seq_lens[batch_row] as usize;
+        assert_eq!(length as i64, arrays.sample_positions[sample]);
+        let history = (0..length).map(|position| {
+            let block = arrays.block_tables[row * self.columns + position / self.block_size] as usize;
+            self.slots[block * self.block_size + position % self.block_size]
+                .expect("a slot that is read was written")
+        });
+        let child = self.placed[&arrays.sample_rows[sample]].1;
+        next_token(history, u64::from(child))
+    }
+
+    /// Hands the results in and keeps what counts.
+    pub(crate) fn apply(
+        &mut self,
+        plan: Plan,
+        tokens: &[TokenId],
+        outcomes: &[Outcome],
+        failed_rows: &[usize],
+    ) {
+        let rows = self.arrays[(self.num_steps - 1) % 2].sample_rows.clone();
+        let (outputs, placed) = (&mut self.outputs, &self.placed);
+        let ended = self
+            .scheduler
+            .apply(plan.id, Sampled { tokens, outcomes, failed_rows }, |sample, reason| {
+                if matches!(reason, FinishReason::None | FinishReason::Stop | FinishReason::Length) {
+                    outputs.entry(placed[&rows[sample]]).or_default().push(tokens[sample]);
+                }
+            })
+            .unwrap();
+        self.ended.extend(ended);
+        self.scheduler.check().unwrap();
+    }
+
+    /// One whole step. Returns whether there was something to compute.
+    pub(crate) fn step(&mut self) -> bool {
+        let Some(plan) = self.plan() else { return false };
+        let tokens = self.compute(plan);
+        self.apply(plan, &tokens, &vec![Outcome::Ok; tokens.len()], &[]);
+        true
+    }
+
+    pub(crate) fn run(&mut self) {
+        while self.step() {
+            assert!(self.num_steps < 100_000, "nothing makes progress");
+        }
+    }
+}

@@ -1,0 +1,109 @@
+//! The arrays of a step, which Python owns: any objects with writable, contiguous buffers of the right kind.
+
+use std::cell::Cell;
+use std::sync::Mutex;
+
+use pykv_core::scheduler::{StepArrays, TableSync};
+use pyo3::buffer::{Element, PyBuffer};
+use pyo3::prelude::*;
+
+use crate::errors::StepError;
+
+/// The arrays that a plan fills, and what stands in the block tables already.
+#[pyclass(frozen, module = "pykv._core")]
+pub(crate) struct StepBuffers {
+    token_ids: PyBuffer<i64>,
+    positions: PyBuffer<i64>,
+    slot_mapping: PyBuffer<i64>,
+    query_starts: PyBuffer<i32>,
+    seq_lens: PyBuffer<i32>,
+    table_rows: PyBuffer<i32>,
+    block_tables: PyBuffer<i32>,
+    copy_pairs: PyBuffer<i64>,
+    sample_indices: PyBuffer<i64>,
+    sample_rows: PyBuffer<i32>,
+    sample_positions: PyBuffer<i64>,
+    placed_requests: PyBuffer<i64>,
+    placed_children: PyBuffer<i32>,
+    placed_rows: PyBuffer<i32>,
+    pub(crate) finish_reasons: PyBuffer<u8>,
+    pub(crate) sync: Mutex<TableSync>,
+}
+
+#[pymethods]
+impl StepBuffers {
+    #[new]
+    #[expect(clippy::too_many_arguments, reason = "one argument an array, named at the only call")]
+    #[pyo3(signature = (*, max_num_seqs, token_ids, positions, slot_mapping, query_starts, seq_lens, table_rows,
+        block_tables, copy_pairs, sample_indices, sample_rows, sample_positions, placed_requests, placed_children,
+        placed_rows, finish_reasons))]
+    fn new(
+        max_num_seqs: usize,
+        token_ids: PyBuffer<i64>,
+        positions: PyBuffer<i64>,
+        slot_mapping: PyBuffer<i64>,
+        query_starts: PyBuffer<i32>,
+        seq_lens: PyBuffer<i32>,
+        table_rows: PyBuffer<i32>,
+        block_tables: PyBuffer<i32>,
+        copy_pairs: PyBuffer<i64>,
+        sample_indices: PyBuffer<i64>,
+        sample_rows: PyBuffer<i32>,
+        sample_positions: PyBuffer<i64>,
+        placed_requests: PyBuffer<i64>,
+        placed_children: PyBuffer<i32>,
+        placed_rows: PyBuffer<i32>,
+        finish_reasons: PyBuffer<u8>,
+    ) -> Self {
+        Self {
+            token_ids,
+            positions,
+            slot_mapping,
+            query_starts,
+            seq_lens,
+            table_rows,
+            block_tables,
+            copy_pairs,
+            sample_indices,
+            sample_rows,
+            sample_positions,
+            placed_requests,
+            placed_children,
+            placed_rows,
+            finish_reasons,
+            sync: Mutex::new(TableSync::new(max_num_seqs)),
+        }
+    }
+}
+
+impl StepBuffers {
+    pub(crate) fn arrays<'py>(&'py self, py: Python<'py>) -> PyResult<StepArrays<'py>> {
+        Ok(StepArrays {
+            token_ids: cells(py, &self.token_ids, "token_ids")?,
+            positions: cells(py, &self.positions, "positions")?,
+            slot_mapping: cells(py, &self.slot_mapping, "slot_mapping")?,
+            query_starts: cells(py, &self.query_starts, "query_starts")?,
+            seq_lens: cells(py, &self.seq_lens, "seq_lens")?,
+            table_rows: cells(py, &self.table_rows, "table_rows")?,
+            block_tables: cells(py, &self.block_tables, "block_tables")?,
+            copy_pairs: cells(py, &self.copy_pairs, "copy_pairs")?,
+            sample_indices: cells(py, &self.sample_indices, "sample_indices")?,
+            sample_rows: cells(py, &self.sample_rows, "sample_rows")?,
+            sample_positions: cells(py, &self.sample_positions, "sample_positions")?,
+            placed_requests: cells(py, &self.placed_requests, "placed_requests")?,
+            placed_children: cells(py, &self.placed_children, "placed_children")?,
+            placed_rows: cells(py, &self.placed_rows, "placed_rows")?,
+        })
+    }
+}
+
+/// An array that is written: contiguous and not read-only.
+pub(crate) fn cells<'py, T: Element>(
+    py: Python<'py>,
+    buffer: &'py PyBuffer<T>,
+    array: &str,
+) -> PyResult<&'py [Cell<T>]> {
+    buffer
+        .as_mut_slice(py)
+        .ok_or_else(|| StepError::new_err(format!("{array} must be C-contiguous and writable")))
+}
