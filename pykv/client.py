@@ -79,8 +79,8 @@ class Client:
     ) -> AsyncGenerator[OutputDelta, None]:
         """Streams the continuation of a prompt, a text or token ids.
 
-        Leaving the iterator, for any reason, ends the request on the server. What the server refuses is raised
-        by the first step.
+        Leaving the iterator, for any reason, ends the request on the server. What the server refuses is
+        raised by the first step.
         """
         sampling = sampling_message(params or SamplingParams())
         request = pb.GenerateRequest(request_id=request_id, sampling=sampling, cache_salt=cache_salt)
@@ -96,7 +96,7 @@ class Client:
         cache_salt: bytes = b"",
         timeout_seconds: float | None = None,
     ) -> AsyncGenerator[OutputDelta, None]:
-        """Streams the answer to a conversation, mappings with `role` and `content`; otherwise as `generate`."""
+        """Streams the answer to a conversation, mappings with `role` and `content`; else as `generate`."""
         sampling = sampling_message(params or SamplingParams())
         request = pb.ChatRequest(request_id=request_id, sampling=sampling, cache_salt=cache_salt)
         request.messages.extend(pb.ChatMessage(**message) for message in messages)

@@ -1,7 +1,6 @@
 """The daemon from its socket to its end: it answers at once, and serves once the model is loaded."""
 
 import asyncio
-import socket
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -47,6 +46,8 @@ class Daemon:
         self._calls = Calls()
         self._health = HealthState()
         self._shutdown = Shutdown()
+        self._ready = anyio.Event()
+        self._address = ""
         self._engine_service = EngineService(options.stream_buffer)
         self._server = CallServer(self._services(), _limits(options))
 
@@ -58,24 +59,38 @@ class Daemon:
             PykvError: the model cannot be loaded.
         """
         listener = bind(self._options.host, self._options.port)
+        self._address = address_of(listener)
         await self._server.start(sock=listener, backlog=BACKLOG)
         try:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._shutdown.watch_signals)
-                await self._serve(listener)
+                await self._serve()
                 tasks.cancel_scope.cancel()
         finally:
             with anyio.CancelScope(shield=True):
                 await self._server.end()
 
-    async def _serve(self, listener: socket.socket) -> None:
+    @property
+    def address(self) -> str:
+        """HOST:PORT that is listened on; empty before."""
+        return self._address
+
+    async def wait_ready(self) -> None:
+        """Returns once requests are served."""
+        await self._ready.wait()
+
+    def request_shutdown(self) -> None:
+        """As a signal does: the first time it begins the end, the second it hurries it on."""
+        self._shutdown.request()
+
+    async def _serve(self) -> None:
         served = await self._load_unless_ended()
         if served is None:
             return
         async with served.engine, anyio.create_task_group() as tasks:
             self._engine_service.serve(served)
             tasks.start_soon(self._watch, served)
-            self._announce(served.description, address_of(listener))
+            self._announce(served.description)
             await self._shutdown.wait_requested()
             await self._shutdown.drain(self._server, self._calls, self._health, self._options.drain_timeout)
             tasks.cancel_scope.cancel()
@@ -98,7 +113,7 @@ class Daemon:
         limit_seconds = self._options.progress_timeout
         await watch_engine(served.engine, self._engine_service, self._health, self._calls, limit_seconds)
 
-    def _announce(self, description: ModelDescription, address: str) -> None:
+    def _announce(self, description: ModelDescription) -> None:
         self._health.set_ready()
         log.info(
             "model served",
@@ -111,9 +126,10 @@ class Daemon:
             max_model_len=description.max_model_len,
             requests_of_full_length=description.num_full_requests,
         )
-        print(f"pykv-serve ready on {address}", flush=True)
+        print(f"pykv-serve ready on {self._address}", flush=True)
         if self._options.ready_path is not None:
-            _write_whole(self._options.ready_path, f"{address}\n")
+            _write_whole(self._options.ready_path, f"{self._address}\n")
+        self._ready.set()
 
     def _services(self) -> list[IServable]:
         engine = DescribedService(DESCRIPTOR.services_by_name["Engine"], self._engine_service)
