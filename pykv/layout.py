@@ -1,0 +1,138 @@
+"""The one formula for the size of a model's KV cache, layer by layer, read from the model's config alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from pykv.errors import ConfigError
+
+__all__ = ["ELEMENT_BYTES", "Config", "ElementType", "KvLayer", "KvLayout", "Storage", "element_bytes"]
+
+Storage = Literal["expanded", "latent"]
+
+ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+class ElementType(Protocol):
+    """A dtype object, of torch or numpy: anything that says how many bytes an element takes."""
+
+    @property
+    def itemsize(self) -> int: ...
+
+
+Config = Mapping[str, Any] | object
+
+
+def element_bytes(dtype: str | ElementType) -> int:
+    """The bytes of one element of `dtype`: a name ("float32", "bfloat16", "float16") or a dtype object.
+
+    Raises:
+        ConfigError: the name is none of these.
+    """
+    if not isinstance(dtype, str):
+        return dtype.itemsize
+    if dtype not in ELEMENT_BYTES:
+        raise ConfigError(f"dtype is {dtype!r}; allowed are {', '.join(ELEMENT_BYTES)}")
+    return ELEMENT_BYTES[dtype]
+
+
+@dataclass(frozen=True, slots=True)
+class KvLayer:
+    """What one attention layer keeps for a token.
+
+    Attributes:
+        num_kv_heads, head_dim_k, head_dim_v: a key is [num_kv_heads, head_dim_k], a value [num_kv_heads,
+            head_dim_v]. A latent layer has one head and head_dim_v 0: its values are a part of its keys.
+        window: the number of last tokens that a query sees, its own included; None: all.
+        reads_layer: the index of the earlier layer whose keys and values this one reads instead of storing
+            any; None: it stores its own.
+    """
+
+    num_kv_heads: int
+    head_dim_k: int
+    head_dim_v: int
+    window: int | None = None
+    reads_layer: int | None = None
+
+    @property
+    def elements_per_token(self) -> int:
+        """The elements that this layer stores for one token."""
+        if self.reads_layer is not None:
+            return 0
+        return self.num_kv_heads * (self.head_dim_k + self.head_dim_v)
+
+
+@dataclass(frozen=True, slots=True)
+class KvLayout:
+    """The layers of a model's KV cache and what they cost. Planner, allocator and metrics all use it.
+
+    Attributes:
+        layers: one entry an attention layer, in the model's order.
+        storage: "expanded": keys and values as attention reads them; "latent": multi-head latent attention
+            stores one latent a token instead.
+    """
+
+    layers: tuple[KvLayer, ...]
+    storage: Storage = "expanded"
+
+    @classmethod
+    def from_config(cls, config: Config, *, storage: Storage = "expanded") -> KvLayout:
+        """Reads the layout from a config object of transformers, or from the mapping in a config.json.
+
+        Args:
+            config: never changed; a multimodal config counts as its text part.
+            storage: "latent" is for multi-head latent attention; other models have the same layout in both.
+
+        Raises:
+            UnsupportedModelError: a layer is of a kind that keeps something else than keys and values, or a
+                field that the formula needs is missing.
+        """
+        from pykv.models.kv_fields import read_layers  # it builds the classes above
+
+        if storage not in ("expanded", "latent"):
+            raise ConfigError(f"storage is {storage!r}; allowed are 'expanded' and 'latent'")
+        return cls(read_layers(config, storage), storage)
+
+    @property
+    def num_layers(self) -> int:
+        """The number of attention layers, those that read another's keys and values included."""
+        return len(self.layers)
+
+    @property
+    def elements_per_token(self) -> int:
+        """The elements of one token's keys and values in all layers."""
+        return sum(layer.elements_per_token for layer in self.layers)
+
+    def bytes_per_token(self, dtype: str | ElementType) -> int:
+        """The bytes of one token's keys and values in all layers."""
+        return self.elements_per_token * element_bytes(dtype)
+
+    def growing_bytes_per_token(self, dtype: str | ElementType) -> int:
+        """The bytes that one more token of a long sequence adds where windows give back what left them."""
+        growing = (layer.elements_per_token for layer in self.layers if layer.window is None)
+        return sum(growing) * element_bytes(dtype)
+
+    def window_bytes(self, dtype: str | ElementType) -> int:
+        """The most that layers with a window hold of one sequence where they give back what left it."""
+        windowed = (
+            layer.elements_per_token * layer.window for layer in self.layers if layer.window is not None
+        )
+        return sum(windowed) * element_bytes(dtype)
+
+    def uniform_bytes(self, num_tokens: int, dtype: str | ElementType) -> int:
+        """The bytes of one sequence where every layer keeps every token: one block table for all layers."""
+        return num_tokens * self.bytes_per_token(dtype)
+
+    def capped_bytes(self, num_tokens: int, dtype: str | ElementType) -> int:
+        """The bytes of one sequence where the layers with a window keep no more than it."""
+        kept = (
+            layer.elements_per_token * min(num_tokens, num_tokens if layer.window is None else layer.window)
+            for layer in self.layers
+        )
+        return sum(kept) * element_bytes(dtype)
+
+    def block_bytes(self, block_size: int, dtype: str | ElementType) -> int:
+        """The bytes of one block of `block_size` tokens, in all layers."""
+        return block_size * self.bytes_per_token(dtype)

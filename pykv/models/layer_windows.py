@@ -1,0 +1,92 @@
+"""Which layers of a model look back without limit, and which through a sliding window."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from pykv.errors import UnsupportedModelError
+
+__all__ = ["FULL", "SLIDING", "layer_kinds", "layer_window"]
+
+FULL = "full_attention"
+SLIDING = "sliding_attention"
+
+# Names of layer kinds in configs, old and new, and what they mean here.
+KINDS = {FULL: FULL, SLIDING: SLIDING, "attention": FULL, "global": FULL, "local": SLIDING}
+
+# Families whose config.json may leave the pattern out: each n-th layer is full, the others have the window.
+DEFAULT_PERIODS = {
+    "gemma2": 2,
+    "gpt_oss": 2,
+    "cohere2": 4,
+    "olmo3": 4,
+    "exaone4": 4,
+    "gemma3n_text": 5,
+    "gemma3_text": 6,
+    "gemma3": 6,
+    "gemma4_text": 6,
+}
+PERIOD_FIELDS = ("sliding_window_pattern", "_sliding_window_pattern", "global_attn_every_n_layers")
+WINDOW_FIELDS = ("sliding_window", "window_size")
+LIST_FIELDS = ("layer_types", "layers_block_type", "attention_layers")
+
+
+class Fields(Protocol):
+    """What this module asks of a config."""
+
+    def find(self, *names: str) -> Any: ...
+
+    def count(self, *names: str) -> int | None: ...
+
+
+def layer_kinds(fields: Fields, num_layers: int) -> list[str]:
+    """`FULL` or `SLIDING` for each layer.
+
+    Raises:
+        UnsupportedModelError: the config names a layer of another kind, or lists another number of layers.
+    """
+    listed = fields.find(*LIST_FIELDS)
+    if listed is not None:
+        return _checked_kinds(listed, num_layers)
+    if not _has_window(fields):
+        return [FULL] * num_layers
+    return _derived_kinds(fields, num_layers)
+
+
+def layer_window(fields: Fields, kind: str) -> int | None:
+    """The window of a layer of this kind, in tokens, the query's own included; None: no window."""
+    if kind == FULL:
+        return None
+    window = fields.count(*WINDOW_FIELDS)
+    if window is None:
+        raise UnsupportedModelError(
+            "check 'layout': a layer is 'sliding_attention' but sliding_window is not given"
+        )
+    return window
+
+
+def _checked_kinds(listed: Sequence[str], num_layers: int) -> list[str]:
+    for index, kind in enumerate(listed):
+        if kind not in KINDS:
+            raise UnsupportedModelError(
+                f"check 'layer types': layer {index} is {kind!r}; served are {FULL!r} and {SLIDING!r}"
+            )
+    if len(listed) != num_layers:
+        raise UnsupportedModelError(f"check 'layer types': {len(listed)} are listed for {num_layers} layers")
+    return [KINDS[kind] for kind in listed]
+
+
+def _has_window(fields: Fields) -> bool:
+    """Qwen's configs carry a window that `use_sliding_window` turns off."""
+    return fields.find("use_sliding_window") is not False and bool(fields.find("sliding_window"))
+
+
+def _derived_kinds(fields: Fields, num_layers: int) -> list[str]:
+    period = fields.find(*PERIOD_FIELDS) or DEFAULT_PERIODS.get(fields.find("model_type"))
+    if isinstance(period, str):  # such as "LLLG": local, local, local, global
+        return [FULL if period[index % len(period)] == "G" else SLIDING for index in range(num_layers)]
+    if period is not None:
+        return [SLIDING if (index + 1) % period else FULL for index in range(num_layers)]
+    first = fields.find("max_window_layers") if fields.find("use_sliding_window") else 0
+    return [SLIDING if index >= (first or 0) else FULL for index in range(num_layers)]

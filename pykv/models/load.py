@@ -1,0 +1,135 @@
+"""From a name to a model that has passed the gate, with its tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from pykv.errors import ConfigError, ModelError
+from pykv.models.causal_model import CausalModel
+from pykv.models.gate import admit
+from pykv.models.quiet import offline, quiet
+from pykv.models.sources import Checkpoint, find_checkpoint
+
+__all__ = ["load_model"]
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+# What reading a checkpoint can raise: files that are missing, damaged, or of an unknown kind of model.
+READ_ERRORS = (AttributeError, ImportError, KeyError, OSError, RuntimeError, TypeError, ValueError)
+
+
+def load_model(
+    source: str | Path | tuple[nn.Module, Any] = "bundled",
+    *,
+    dtype: str | torch.dtype = "auto",
+    device: str | torch.device = "auto",
+    max_model_len: int | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> tuple[CausalModel, Any]:
+    """Loads a causal language model, passes it through the gate, and returns it with its tokenizer.
+
+    Args:
+        source: "bundled", a folder, a GGUF file, a name on the model hub, or a pair (module, tokenizer) of
+            transformers. Offline mode of the hub is respected; for local models the hub is never asked.
+        dtype: of the weights and the KV cache: "auto" (the checkpoint's), "float32", "bfloat16", "float16".
+        device: "auto" (a GPU if there is one, and a given module's own), "cpu", "cuda", "cuda:1", …
+        max_model_len: caps the context below the model's own; None: the model's own.
+        progress: is called with a line of text where a step takes long; None: nobody is told.
+
+    Raises:
+        ModelError: nothing is there, or it cannot be read.
+        UnsupportedModelError: the model fails a check of the gate.
+        ConfigError: an option has a value that is not allowed, or that a given module does not have.
+    """
+    tell = progress if progress is not None else _say_nothing
+    wanted = _checked_dtype(dtype)
+    if isinstance(source, tuple):
+        module, tokenizer = source
+        _check_given(module, wanted, device)
+        name = _name_of(module)
+        return _admitted(module, tokenizer, name, max_model_len), tokenizer
+    checkpoint = find_checkpoint(source, tell)
+    tell(f"loading {checkpoint.name}")
+    module, tokenizer = _read(checkpoint, wanted, _chosen_device(device))
+    tell(f"checking {checkpoint.name}")
+    return _admitted(module, tokenizer, checkpoint.name, max_model_len), tokenizer
+
+
+def _admitted(module: nn.Module, tokenizer: Any, name: str, max_model_len: int | None) -> CausalModel:
+    with quiet():
+        return admit(
+            module, name=name, eos_token_ids=_eos_token_ids(module, tokenizer), max_model_len=max_model_len
+        )
+
+
+def _read(checkpoint: Checkpoint, dtype: torch.dtype | None, device: torch.device) -> tuple[nn.Module, Any]:
+    with _read_errors(checkpoint), quiet(), offline() if checkpoint.is_local else nullcontext():
+        tokenizer = AutoTokenizer.from_pretrained(checkpoint.location, local_files_only=checkpoint.is_local)
+        module: Any = AutoModelForCausalLM.from_pretrained(
+            checkpoint.location,
+            dtype="auto" if dtype is None else dtype,
+            local_files_only=checkpoint.is_local,
+        )
+    module.to(device)
+    return module, tokenizer
+
+
+@contextmanager
+def _read_errors(checkpoint: Checkpoint) -> Iterator[None]:
+    try:
+        yield
+    except READ_ERRORS as error:
+        raise ModelError(f"the model at {checkpoint.location} cannot be read: {error}") from error
+
+
+def _eos_token_ids(module: nn.Module, tokenizer: Any) -> frozenset[int]:
+    """Every token that the generation config, the config or the tokenizer calls an end."""
+    holders = (getattr(module, "generation_config", None), getattr(module, "config", None), tokenizer)
+    found = [getattr(holder, "eos_token_id", None) for holder in holders]
+    lists = (value if isinstance(value, list) else [value] for value in found)
+    return frozenset(token for tokens in lists for token in tokens if token is not None)
+
+
+def _checked_dtype(dtype: str | torch.dtype) -> torch.dtype | None:
+    """None stands for "auto"."""
+    if dtype == "auto":
+        return None
+    found = DTYPES.get(dtype) if isinstance(dtype, str) else dtype
+    if found not in DTYPES.values():
+        raise ConfigError(f"dtype is {dtype!r}; allowed are 'auto', " + ", ".join(map(repr, DTYPES)))
+    return found
+
+
+def _chosen_device(device: str | torch.device) -> torch.device:
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        return torch.device(device)
+    except RuntimeError as error:
+        raise ConfigError(f"device is {device!r}; allowed are 'auto', 'cpu', 'cuda' and 'cuda:N'") from error
+
+
+def _check_given(module: nn.Module, dtype: torch.dtype | None, device: str | torch.device) -> None:
+    """A module that the caller made is not converted or moved: that would surprise its owner."""
+    weight = next(module.parameters(), None)
+    if weight is None:
+        raise ModelError(f"{type(module).__name__} has no weights")
+    if dtype is not None and dtype != weight.dtype:
+        raise ConfigError(f"dtype is {dtype}, but the given module's weights are {weight.dtype}")
+    if device != "auto" and torch.device(device).type != weight.device.type:
+        raise ConfigError(f"device is {str(device)!r}, but the given module is on {str(weight.device)!r}")
+
+
+def _name_of(module: nn.Module) -> str:
+    return getattr(getattr(module, "config", None), "name_or_path", "") or type(module).__name__
+
+
+def _say_nothing(_: str) -> None:
+    return

@@ -1,0 +1,66 @@
+"""What a model's name means: the bundled model, a folder, a GGUF file or a name on the model hub."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from pykv.errors import ModelError
+from pykv.models.bundled import BUNDLED_NAME, BUNDLED_SHA256, bundled_gguf
+from pykv.models.cache_folder import file_sha256
+from pykv.models.conversion import converted_folder
+
+__all__ = ["BUNDLED", "Checkpoint", "find_checkpoint"]
+
+BUNDLED = "bundled"
+
+HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """Where the files of a model are.
+
+    Attributes:
+        location: a local folder, or a name on the model hub.
+        name: what to call the model.
+        is_local: whether `location` is a folder, so that no hub needs to be asked.
+    """
+
+    location: str
+    name: str
+    is_local: bool
+
+
+def find_checkpoint(source: str | Path, progress: Callable[[str], None]) -> Checkpoint:
+    """Finds the files; those of a GGUF file are converted first, once.
+
+    Raises:
+        ModelError: nothing is there, or what is there is no model.
+    """
+    if source == BUNDLED:
+        folder = converted_folder(bundled_gguf(), BUNDLED_SHA256, progress)
+        return Checkpoint(str(folder), BUNDLED_NAME, is_local=True)
+    path = Path(source).expanduser()
+    if path.is_dir():
+        return _folder(path)
+    if path.is_file():
+        return _file(path, progress)
+    if isinstance(source, Path) or not HUB_NAME.fullmatch(source) or path.suffix == ".gguf":
+        raise ModelError(f"no model at {source}: there is no such file or folder, and it is no name on a hub")
+    return Checkpoint(source, source, is_local=False)
+
+
+def _folder(path: Path) -> Checkpoint:
+    if not (path / "config.json").is_file():
+        raise ModelError(f"the folder {path} holds no model: it has no config.json")
+    return Checkpoint(str(path), path.resolve().name, is_local=True)
+
+
+def _file(path: Path, progress: Callable[[str], None]) -> Checkpoint:
+    with path.open("rb") as file:
+        if file.read(4) != b"GGUF":
+            raise ModelError(f"{path} is no model: it is neither a folder nor a GGUF file")
+    return Checkpoint(str(converted_folder(path, file_sha256(path), progress)), path.stem, is_local=True)

@@ -1,0 +1,89 @@
+"""What one step hands to the attention layers of a model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from pykv.attention.backends import Backend, backend_for
+from pykv.kv_pool import KvPool
+
+__all__ = ["StepContext"]
+
+
+@dataclass
+class StepContext:
+    """Where each token of one packed step writes its KV, and what each batch row reads.
+
+    The contents of the index tensors are trusted: they come from the scheduler, and are not checked again in
+    each layer.
+
+    Attributes:
+        pool: the KV pool that is written and read.
+        slot_mapping: int64 [num_tokens]; slot = block_id * block_size + offset; -1 writes nothing.
+        block_tables: int32 [num_table_rows, max_blocks_per_seq].
+        seq_lens: int32 [num_batch_rows], the length of each sequence with this step's tokens.
+        query_starts: int32 [num_batch_rows + 1]; batch row i computes the tokens [starts[i], starts[i + 1]).
+        table_rows: int32 [num_batch_rows], the table row of each batch row; None: row i.
+        backend: "auto", "torch", "cpu" or "triton".
+        num_attention_calls: how many attention layers have run with this context.
+    """
+
+    pool: KvPool
+    slot_mapping: Tensor
+    block_tables: Tensor
+    seq_lens: Tensor
+    query_starts: Tensor
+    table_rows: Tensor | None = None
+    backend: str = "auto"
+    num_attention_calls: int = field(init=False, default=0)
+    _kernels: Backend = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self._kernels = backend_for(self.backend, self.pool.device)
+
+    def attend(
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        scale: float,
+        window: int | None,
+        softcap: float | None,
+        sinks: Tensor | None,
+    ) -> Tensor:
+        """Writes the step's keys and values of one layer to the pool, then attends to each sequence's own.
+
+        The writes come first: a token sees itself, and tokens of the same step see those before them. A layer
+        that reads another's keys and values writes nothing.
+
+        Args:
+            layer: its index in the pool's layout.
+            query: [num_tokens, num_heads, head_dim_k]; last dimension contiguous, as in key and value.
+            key, value: [num_tokens, num_kv_heads, head_dim_k or _v].
+            scale, window, softcap, sinks: as in `pykv.paged_attention`; sinks are float32.
+
+        Returns:
+            [num_tokens, num_heads, head_dim_v].
+        """
+        key_cache, value_cache = self.pool.key_caches[layer], self.pool.value_caches[layer]
+        if self.pool.layout.layers[layer].reads_layer is None:
+            self._kernels.write_kv(key, value, key_cache, value_cache, self.slot_mapping)
+        self.num_attention_calls += 1
+        return self._kernels.paged_attention(
+            query,
+            key_cache,
+            value_cache,
+            block_tables=self.block_tables,
+            seq_lens=self.seq_lens,
+            query_starts=self.query_starts,
+            table_rows=self.table_rows,
+            scale=scale,
+            window=window,
+            softcap=softcap,
+            sinks=sinks,
+            out=query.new_empty((query.shape[0], query.shape[1], value.shape[2])),
+        )
