@@ -208,6 +208,11 @@ impl Scheduler {
         self.inner.call(py, |inner| Ok(SchedulerStats::new(inner.core.stats())))
     }
 
+    /// Panics inside the lock, so that a test can see what comes after.
+    fn _panic(&self, py: Python<'_>) -> PyResult<()> {
+        self.inner.call(py, |_| panic!("asked to panic"))
+    }
+
     fn check(&self, py: Python<'_>) -> PyResult<()> {
         self.inner.call_detached(py, |inner| inner.core.check())
     }
