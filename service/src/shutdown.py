@@ -48,7 +48,7 @@ class Shutdown:
         """Lets the calls in flight go on for `grace_seconds`, then ends what is left and all connections."""
         health.set_ending()
         server.stop_listening()
-        await self._say_goodbye(server)
+        await self._say_goodbye(server, min(GOAWAY_SECONDS, grace_seconds))
         log.info("draining", num_calls=len(calls), grace_seconds=grace_seconds)
         self._patience.deadline = anyio.current_time() + grace_seconds
         with self._patience:
@@ -58,10 +58,10 @@ class Shutdown:
             await calls.wait_idle()
         await server.end()
 
-    async def _say_goodbye(self, server: CallServer) -> None:
+    async def _say_goodbye(self, server: CallServer, wait_seconds: float) -> None:
         """Calls that are on their way while the clients learn of it are still served."""
         if not server.num_connections:
             return
         server.announce_end()
-        await anyio.sleep(GOAWAY_SECONDS)
+        await anyio.sleep(wait_seconds)
         server.refuse_further_calls()

@@ -18,7 +18,9 @@ from pykv.service.served import ServedModel
 
 def _sibling(name):
     """Imports a module of this folder, which is no package."""
-    spec = importlib.util.spec_from_file_location(f"service_tests_{name}", Path(__file__).with_name(f"{name}.py"))
+    spec = importlib.util.spec_from_file_location(
+        f"service_tests_{name}", Path(__file__).with_name(f"{name}.py")
+    )
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)

@@ -55,6 +55,21 @@ class RawConnection:
             self.h2.send_data(stream_id, data, end_stream=end_stream)
         return stream_id
 
+    async def send(self, path, data):
+        """Begins a call and sends all of its message, however long."""
+        stream_id = self.request(path, end_stream=False)
+        while data:
+            size = min(
+                self.h2.local_flow_control_window(stream_id), self.h2.max_outbound_frame_size, len(data)
+            )
+            if size:
+                self.h2.send_data(stream_id, data[:size], end_stream=size == len(data))
+                data = data[size:]
+                await self.flush()
+            else:
+                await self._read()
+        return stream_id
+
     async def flush(self):
         self.writer.write(self.h2.data_to_send())
         await self.writer.drain()

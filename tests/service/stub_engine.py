@@ -1,11 +1,17 @@
-"""An engine without a model: it says the numbers after the prompt's last token, one a step, when it is let."""
+"""An engine without a model: it says the numbers after the prompt's last token, one a step, when let."""
 
 import asyncio
 import time
 from dataclasses import dataclass
 
 from pykv.engine.outputs import OutputDelta, TokenLogprobs, Usage
-from pykv.errors import CapacityError, DuplicateRequestError, EngineDeadError, InvalidRequestError, QueueFullError
+from pykv.errors import (
+    CapacityError,
+    DuplicateRequestError,
+    EngineDeadError,
+    InvalidRequestError,
+    QueueFullError,
+)
 from pykv.service.served import ModelDescription
 
 VOCAB_SIZE = 1000
@@ -136,6 +142,8 @@ class StubEngine:
             self.changed.set()
 
     def _token_ids(self, prompt):
+        if isinstance(prompt, str) and len(prompt) > 10 * MAX_MODEL_LEN:
+            raise CapacityError(f"prompt has {len(prompt)} characters", "prompt")
         token_ids = [len(word) for word in prompt.split()] if isinstance(prompt, str) else list(prompt)
         if not token_ids:
             raise InvalidRequestError("prompt is empty; allowed: one token or more", "prompt")

@@ -16,6 +16,11 @@ def joined(deltas, index=0):
     return [token for delta in mine for token in delta.token_ids], "".join(delta.text for delta in mine)
 
 
+def stopped(text, stop_reason=None):
+    usage = Usage(1, 0, 1, 0, 0)
+    return OutputDelta("x", 0, (1,), text, finish_reason="stop", stop_reason=stop_reason, usage=usage)
+
+
 async def test_token_ids_and_text_arrive_whole_and_in_order(client, collect):
     deltas = await collect(client.generate([5, 6], SamplingParams(max_tokens=40)))
     assert joined(deltas) == (list(range(7, 47)), "".join(f"{token} " for token in range(7, 47)))
@@ -50,7 +55,9 @@ async def test_every_sequence_of_n_streams_to_its_end_under_its_index(client, co
 
 
 async def test_logprobs_come_with_their_tokens(client, collect):
-    deltas = await collect(client.generate([5, 6, 7], SamplingParams(max_tokens=2, logprobs=2, prompt_logprobs=1)))
+    deltas = await collect(
+        client.generate([5, 6, 7], SamplingParams(max_tokens=2, logprobs=2, prompt_logprobs=1))
+    )
     logprobs = [entry for delta in deltas for entry in delta.logprobs]
     assert [(entry.token_id, entry.top_token_ids, entry.top_logprobs) for entry in logprobs] == [
         (8, (0, 1), (-1.0, -2.0)),
@@ -87,16 +94,14 @@ async def test_streams_of_one_connection_do_not_mix(client, collect):
 
 
 async def test_a_stop_text_and_a_stop_token_are_told_apart(client, engine, collect):
-    usage = Usage(1, 0, 1, 0, 0)
-    engine.scripts["text"] = [OutputDelta("x", 0, (1,), "a", finish_reason="stop", stop_reason="\n", usage=usage)]
-    engine.scripts["token"] = [OutputDelta("x", 0, (1,), "a", finish_reason="stop", stop_reason=7, usage=usage)]
-    engine.scripts["end"] = [OutputDelta("x", 0, (1,), "a", finish_reason="stop", usage=usage)]
+    for name, reason in (("text", "\n"), ("token", 7), ("end", None)):
+        engine.scripts[name] = [stopped("a", stop_reason=reason)]
     ends = [(await collect(client.generate(name)))[-1].stop_reason for name in ("text", "token", "end")]
     assert ends == ["\n", 7, None]
 
 
 async def test_text_that_no_utf8_can_carry_is_replaced(client, engine, collect):
-    engine.scripts["odd"] = [OutputDelta("x", 0, (1,), "a\ud800é", finish_reason="stop", usage=Usage(1, 0, 1, 0, 0))]
+    engine.scripts["odd"] = [stopped("a\ud800é")]
     assert joined(await collect(client.generate("odd")))[1] == "a?é"
 
 
