@@ -123,6 +123,7 @@ class Scheduler:
         max_chunk_tokens: int,
         max_model_len: int,
         watermark: float,
+        admission: str,
         enable_prefix_caching: bool,
         max_queued_requests: int,
         hash_seed: int,

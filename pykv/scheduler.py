@@ -88,6 +88,8 @@ class SchedulerConfig:
         max_chunk_tokens: tokens of one sequence that one step computes; None: no cap but the step's.
         max_model_len: tokens of one sequence, prompt and output together.
         watermark: share of the blocks, from 0 to below 1, that an admission leaves untouched while others run.
+        admission: "forecast": a sequence starts when the worst moment to come fits the pool too, if outputs turn out as long
+            as they are expected to; "watermark": when its blocks can be given now.
         enable_prefix_caching: whether full blocks are found again by prompts that begin with the same tokens.
         max_queued_requests: sequences that may wait; a request counts each of its samples.
 
@@ -102,6 +104,7 @@ class SchedulerConfig:
     max_chunk_tokens: int | None = None
     max_model_len: int = 8192
     watermark: float = 0.01
+    admission: str = "forecast"
     enable_prefix_caching: bool = True
     max_queued_requests: int = 1024
 

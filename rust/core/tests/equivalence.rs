@@ -5,7 +5,7 @@
 mod support;
 
 use proptest::prelude::*;
-use pykv_core::scheduler::{Outcome, Submission};
+use pykv_core::scheduler::{AdmissionPolicy, Outcome, Submission};
 use pykv_core::{RequestId, SchedulerConfig, TokenId};
 use support::{Engine, expected};
 
@@ -16,6 +16,7 @@ fn config(num_blocks: usize, block_size: usize) -> SchedulerConfig {
         max_num_seqs: 8,
         max_num_batched_tokens: 24,
         max_model_len: 64,
+        admission: AdmissionPolicy::Watermark,
         ..SchedulerConfig::default()
     }
 }
@@ -197,8 +198,13 @@ fn assert_prefixes(engine: &Engine, submitted: &[Submitted]) {
     }
 }
 
+/// Histories that are tried: a few seconds' worth, or what `PROPTEST_CASES` says.
+fn cases() -> u32 {
+    std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(4_000)
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 20_000, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: cases(), failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn any_history_keeps_the_invariants_and_the_tokens(
@@ -207,6 +213,7 @@ proptest! {
         budget in 4..40usize,
         caching in any::<bool>(),
         collide in any::<bool>(),
+        forecast in any::<bool>(),
         actions in prop::collection::vec(action(), 1..120),
     ) {
         let num_blocks = 64usize.div_ceil(block_size) + 1 + spare;
@@ -214,6 +221,7 @@ proptest! {
             max_num_batched_tokens: budget,
             enable_prefix_caching: caching,
             max_queued_requests: 20,
+            admission: if forecast { AdmissionPolicy::Forecast } else { AdmissionPolicy::Watermark },
             hash_mask: if collide { 1 } else { u64::MAX },
             ..config(num_blocks, block_size)
         };

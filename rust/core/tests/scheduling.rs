@@ -3,7 +3,9 @@
 
 mod support;
 
-use pykv_core::scheduler::{FinishReason, Outcome, OwnedArrays, Sampled, Submission, TableSync};
+use pykv_core::scheduler::{
+    AdmissionPolicy, FinishReason, Outcome, OwnedArrays, Sampled, Submission, TableSync,
+};
 use pykv_core::{Error, Scheduler, SchedulerConfig, TokenId};
 use support::{Engine, expected};
 
@@ -15,6 +17,7 @@ fn config(num_blocks: usize, block_size: usize) -> SchedulerConfig {
         max_num_batched_tokens: 64,
         max_model_len: 512,
         watermark: 0.0,
+        admission: AdmissionPolicy::Watermark,
         ..SchedulerConfig::default()
     }
 }
@@ -185,6 +188,30 @@ fn under_pressure_every_request_ends_and_nobody_is_preempted_for_ever() {
     assert!(engine.num_steps < one_after_the_other, "{} steps", engine.num_steps);
     let worst = engine.ended.iter().map(|ended| ended.preemptions).max();
     assert!(worst <= Some(4), "{worst:?} preemptions of one request");
+}
+
+#[test]
+fn a_forecast_that_comes_true_preempts_nobody() {
+    let mut engine = Engine::new(SchedulerConfig { admission: AdmissionPolicy::Forecast, ..config(40, 4) });
+    for seed in 0..12 {
+        engine.submit(&prompt(seed, 10 + seed as usize), 30, 1);
+    }
+    engine.run();
+    assert_eq!(engine.ended.len(), 12);
+    assert_eq!(engine.scheduler.stats().preemptions, 0);
+}
+
+#[test]
+fn a_forecast_counts_a_shared_prefix_once() {
+    let mut engine = Engine::new(SchedulerConfig { admission: AdmissionPolicy::Forecast, ..config(30, 4) });
+    let shared = prompt(0, 41);
+    (0..8).for_each(|_| {
+        engine.submit(&shared, 6, 1);
+    });
+    engine.step();
+    assert_eq!(engine.scheduler.stats().num_running, 8, "10 shared blocks and 8 times 2 fit 29");
+    engine.run();
+    assert_eq!(engine.scheduler.stats().preemptions, 0);
 }
 
 #[test]

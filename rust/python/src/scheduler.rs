@@ -1,7 +1,7 @@
 //! `pykv._core.Scheduler`: one lock around the core's scheduler.
 
 use pykv_core::scheduler::{
-    FinishReason, Outcome, Plan as CorePlan, RequestSummary as CoreSummary, Sampled,
+    AdmissionPolicy, FinishReason, Outcome, Plan as CorePlan, RequestSummary as CoreSummary, Sampled,
     SchedulerStats as CoreStats, Submission,
 };
 use pykv_core::{Error, RequestId, Scheduler as CoreScheduler, SchedulerConfig, TokenId};
@@ -86,7 +86,7 @@ impl Scheduler {
     #[new]
     #[expect(clippy::too_many_arguments, reason = "one argument an option, named at the only call")]
     #[pyo3(signature = (*, num_blocks, block_size, max_num_seqs, max_num_batched_tokens, max_chunk_tokens,
-        max_model_len, watermark, enable_prefix_caching, max_queued_requests, hash_seed))]
+        max_model_len, watermark, admission, enable_prefix_caching, max_queued_requests, hash_seed))]
     fn new(
         num_blocks: usize,
         block_size: usize,
@@ -95,6 +95,7 @@ impl Scheduler {
         max_chunk_tokens: usize,
         max_model_len: usize,
         watermark: f64,
+        admission: &str,
         enable_prefix_caching: bool,
         max_queued_requests: usize,
         hash_seed: u64,
@@ -107,6 +108,7 @@ impl Scheduler {
             max_chunk_tokens,
             max_model_len,
             watermark,
+            admission: AdmissionPolicy::from_name(admission).map_err(|error| exception(&error))?,
             enable_prefix_caching,
             max_queued_requests,
             hash_seed,

@@ -2,4 +2,6 @@
 
 pub mod admission;
 pub mod chunk;
+pub mod forecast;
+pub mod length;
 pub mod victim;

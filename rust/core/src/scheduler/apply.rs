@@ -247,6 +247,8 @@ impl Scheduler {
             key: SeqKey { request: leader.key.request, child: leader.key.child + child as u32 },
             scope: leader.scope,
             tokens: leader.tokens.clone(),
+            prompt_len: leader.prompt_len,
+            max_tokens: leader.max_tokens,
             max_len: leader.max_len,
             num_computed: leader.num_computed,
             num_planned: leader.num_planned,
@@ -256,6 +258,7 @@ impl Scheduler {
             epoch,
             rows: vec![leader.rows[child]],
             num_samples: 1,
+            shared_blocks: self.block_size.full_blocks(leader.num_computed),
             reuse_cached: leader.reuse_cached,
             started_before: true,
         };
@@ -280,6 +283,8 @@ impl Scheduler {
             (_, true) => FinishReason::Length,
             (_, false) => return FinishReason::None,
         };
+        let sequence = &self.sequences[index];
+        self.outputs = self.outputs.learn(sequence.max_tokens, sequence.tokens.len() - sequence.prompt_len);
         self.end_sequence(index);
         reason
     }

@@ -3,6 +3,29 @@
 use crate::error::{Error, Result};
 use crate::units::BlockSize;
 
+/// When a waiting sequence may start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AdmissionPolicy {
+    /// When its blocks can be given now and the worst moment to come fits the pool, if outputs are as long as expected.
+    Forecast,
+    /// When its blocks can be given now.
+    Watermark,
+}
+
+impl AdmissionPolicy {
+    /// The policy with this name.
+    ///
+    /// # Errors
+    /// [`Error::InvalidConfig`] for an unknown name.
+    pub fn from_name(name: &str) -> Result<Self> {
+        match name {
+            "forecast" => Ok(Self::Forecast),
+            "watermark" => Ok(Self::Watermark),
+            _ => Err(Error::config("admission", name, "forecast or watermark")),
+        }
+    }
+}
+
 /// The options of a [`Scheduler`](super::Scheduler).
 #[derive(Clone, Debug)]
 pub struct SchedulerConfig {
@@ -20,6 +43,8 @@ pub struct SchedulerConfig {
     pub max_model_len: usize,
     /// Share of the blocks that an admission leaves untouched while others run.
     pub watermark: f64,
+    /// When a waiting sequence may start; the watermark holds under each policy.
+    pub admission: AdmissionPolicy,
     /// Whether full blocks are published and found again.
     pub enable_prefix_caching: bool,
     /// Sequences that may wait.
@@ -40,6 +65,7 @@ impl Default for SchedulerConfig {
             max_chunk_tokens: usize::MAX,
             max_model_len: 8192,
             watermark: 0.01,
+            admission: AdmissionPolicy::Forecast,
             enable_prefix_caching: true,
             max_queued_requests: 1024,
             hash_seed: 0,

@@ -24,12 +24,14 @@ use hashbrown::HashMap;
 
 pub use apply::{FinishReason, Outcome, Sampled};
 pub use buffers::{OwnedArrays, StepArrays, TableSync};
-pub use config::SchedulerConfig;
+pub use config::{AdmissionPolicy, SchedulerConfig};
 pub use request::{RequestSummary, Submission};
 pub use stats::{Peak, SchedulerStats};
 pub use step::Plan;
 
 use crate::error::{Error, Result};
+use crate::policy::forecast::Growth;
+use crate::policy::length::OutputEstimate;
 use crate::pool::BlockPool;
 use crate::prefix::{HashOptions, PrefixCache};
 use crate::table::BlockTable;
@@ -64,6 +66,8 @@ pub struct Scheduler {
     aborts: Vec<RequestId>,
     ended: Vec<RequestSummary>,
     totals: Totals,
+    outputs: OutputEstimate,
+    growths: Vec<Growth>,
 }
 
 impl Scheduler {
@@ -94,6 +98,8 @@ impl Scheduler {
             aborts: Vec::new(),
             ended: Vec::new(),
             totals: Totals::default(),
+            outputs: OutputEstimate::default(),
+            growths: Vec::new(),
             config,
         })
     }
@@ -178,6 +184,8 @@ impl Scheduler {
             key: SeqKey { request, child: 0 },
             scope,
             tokens: submission.prompt.to_vec(),
+            prompt_len: submission.prompt.len(),
+            max_tokens: submission.max_tokens,
             max_len: submission.prompt.len().saturating_add(wanted).min(cap),
             num_computed: 0,
             num_planned: 0,
@@ -187,6 +195,7 @@ impl Scheduler {
             epoch: 0,
             rows: Vec::new(),
             num_samples: submission.num_samples,
+            shared_blocks: 0,
             reuse_cached: submission.reuse_cached && self.config.enable_prefix_caching,
             started_before: false,
         }

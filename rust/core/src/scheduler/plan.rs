@@ -7,6 +7,7 @@
 
 use std::cell::Cell;
 
+use super::AdmissionPolicy;
 use super::buffers::{StepArrays, TableSync};
 use super::sequence::SeqIndex;
 use super::step::{Announced, Placed, Plan, Scheduled, Step};
@@ -14,7 +15,9 @@ use super::{Scheduler, sequence::Sequence};
 use crate::error::{Error, Result};
 use crate::policy::admission::Admission;
 use crate::policy::chunk::chunk;
+use crate::policy::forecast::{Growth, peak_blocks};
 use crate::policy::victim::{Candidate, victim};
+use crate::prefix::Probe;
 use crate::units::{BlockId, Row};
 
 impl Scheduler {
@@ -160,12 +163,47 @@ impl Scheduler {
             watermark: self.config.watermark_blocks(),
             alone: self.running.is_empty(),
         };
-        if !admission.fits() {
+        if !admission.fits() || !self.forecast_fits(index, probe) {
             return Ok(false);
         }
         // Nothing below can fail: between the probe and here nobody else takes blocks.
         self.start(step, index, num_blocks, max_hits)?;
         Ok(true)
+    }
+
+    /// Whether the worst moment to come fits the pool with one more sequence running. Alone, a sequence always fits.
+    fn forecast_fits(&mut self, index: SeqIndex, probe: Probe) -> bool {
+        if self.config.admission == AdmissionPolicy::Watermark || self.running.is_empty() {
+            return true;
+        }
+        let mut growths = std::mem::take(&mut self.growths);
+        growths.clear();
+        let mut own = 0;
+        for &running in &self.running {
+            let sequence = &self.sequences[running];
+            own += sequence.table.len() - sequence.shared_blocks;
+            self.push_growths(&mut growths, sequence, sequence.shared_blocks);
+        }
+        self.push_growths(&mut growths, &self.sequences[index], probe.hits);
+        let counts = self.cache.counts();
+        let base = (counts.active + probe.idle_hits).saturating_sub(own);
+        let peak = peak_blocks(base, &mut growths, self.block_size);
+        self.growths = growths;
+        peak <= counts.total
+    }
+
+    /// A sequence's expected growth; samples that are not forked off yet share all that is there.
+    fn push_growths(&self, growths: &mut Vec<Growth>, sequence: &Sequence, shared_blocks: usize) {
+        let num_tokens = sequence.tokens.len();
+        let room = sequence.max_len - sequence.prompt_len;
+        let end = sequence.prompt_len + self.outputs.expected(sequence.max_tokens, room);
+        // Who has outlived the estimate is taken to go on for another block.
+        let remaining = if end > num_tokens { end - num_tokens } else { self.block_size.tokens() };
+        let growth =
+            Growth { num_tokens, shared_blocks, remaining: remaining.min(sequence.max_len - num_tokens) };
+        growths.push(growth);
+        let full = self.block_size.full_blocks(num_tokens);
+        growths.extend((1..sequence.num_samples).map(|_| Growth { shared_blocks: full, ..growth }));
     }
 
     fn start(&mut self, step: &mut Step, index: SeqIndex, num_blocks: usize, max_hits: usize) -> Result<()> {
@@ -178,6 +216,7 @@ impl Scheduler {
         let cached = cursor.published * self.block_size.tokens();
         (sequence.table, sequence.cursor, sequence.epoch) = (table, cursor, epoch);
         (sequence.num_computed, sequence.num_planned) = (cached, cached);
+        sequence.shared_blocks = sequence.cursor.published;
         for child in 0..sequence.num_samples {
             let row = self.free_rows.pop().expect("admission saw enough rows");
             sequence.rows.push(row);

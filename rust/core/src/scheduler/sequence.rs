@@ -25,6 +25,9 @@ pub(super) struct Sequence {
     pub(super) key: SeqKey,
     pub(super) scope: ScopeId,
     pub(super) tokens: Vec<TokenId>,
+    pub(super) prompt_len: usize,
+    /// The limit on its output that came with the request.
+    pub(super) max_tokens: Option<usize>,
     /// Tokens at which it ends with `length`.
     pub(super) max_len: usize,
     pub(super) num_computed: usize,
@@ -39,6 +42,8 @@ pub(super) struct Sequence {
     pub(super) rows: Vec<Row>,
     /// Samples that its next token is drawn for: above 1 until they are forked off.
     pub(super) num_samples: usize,
+    /// Blocks that it shared when it started: they are not its own to give back.
+    pub(super) shared_blocks: usize,
     pub(super) reuse_cached: bool,
     pub(super) started_before: bool,
 }

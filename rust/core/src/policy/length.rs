@@ -1,0 +1,67 @@
+//! How long outputs turn out, learnt from those that ended.
+
+/// An estimate of output lengths.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct OutputEstimate {
+    /// Mean share of its limit that an output with a limit of its own has reached.
+    share: f64,
+    /// Mean length of an output without one.
+    unlimited: f64,
+}
+
+/// Weight of one more observation.
+const WEIGHT: f64 = 0.02;
+
+/// Tokens that an output without a limit is taken to have while nothing is known.
+const FIRST_GUESS: f64 = 512.0;
+
+impl Default for OutputEstimate {
+    /// Who sets a limit is taken at his word, until outputs turn out shorter.
+    fn default() -> Self {
+        Self { share: 1.0, unlimited: FIRST_GUESS }
+    }
+}
+
+impl OutputEstimate {
+    /// Tokens that an output is expected to have: its own limit, if it has one, or room up to the cap.
+    pub fn expected(self, limit: Option<usize>, room: usize) -> usize {
+        let tokens = limit.map_or(self.unlimited, |limit| limit as f64 * self.share);
+        (tokens.ceil() as usize).clamp(1, room.max(1))
+    }
+
+    /// The estimate after one more output has ended with so many tokens.
+    pub fn learn(self, limit: Option<usize>, num_tokens: usize) -> Self {
+        let toward = |mean: f64, observed: f64| mean + WEIGHT * (observed - mean);
+        match limit {
+            Some(limit) => {
+                Self { share: toward(self.share, num_tokens as f64 / limit.max(1) as f64), ..self }
+            }
+            None => Self { unlimited: toward(self.unlimited, num_tokens as f64), ..self },
+        }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_limit_is_believed_until_outputs_turn_out_shorter() {
+        let mut estimate = OutputEstimate::default();
+        assert_eq!(estimate.expected(Some(1000), 8000), 1000);
+        for _ in 0..500 {
+            estimate = estimate.learn(Some(1000), 100);
+        }
+        assert_eq!(estimate.expected(Some(1000), 8000), 101);
+    }
+
+    #[test]
+    fn without_a_limit_the_mean_counts_within_the_room_that_is_left() {
+        let mut estimate = OutputEstimate::default();
+        assert_eq!(estimate.expected(None, 100), 100);
+        for _ in 0..500 {
+            estimate = estimate.learn(None, 50);
+        }
+        assert_eq!(estimate.expected(None, 8000), 51);
+    }
+}
