@@ -16,28 +16,20 @@ __all__ = ["run_chats"]
 
 
 async def run_chats(client: Client, questions: Sequence[str], view: View) -> list[ChatResult]:
-    """Asks all questions over one system prompt and streams the answers into the view.
-
-    A prompt's blocks can be shared once they were computed. So the first chat begins alone, and the others join it as
-    soon as its first token has come; from then on all of them run side by side.
-    """
-    computed = asyncio.Event()
+    """Asks all questions at once over one system prompt and streams the answers into the view."""
     async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(_run_chat(client, questions[0], view, 0, computed))]
-        await computed.wait()
-        for chat, question in enumerate(questions[1:], start=1):
-            tasks.append(group.create_task(_run_chat(client, question, view, chat, computed)))
+        tasks = [
+            group.create_task(_run_chat(client, question, view, chat))
+            for chat, question in enumerate(questions)
+        ]
     return [task.result() for task in tasks]
 
 
-async def _run_chat(
-    client: Client, question: str, view: View, chat: int, computed: asyncio.Event
-) -> ChatResult:
+async def _run_chat(client: Client, question: str, view: View, chat: int) -> ChatResult:
     record = _Record(question, time.perf_counter())
     messages = [{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": question}]
     async for delta in client.chat(messages, SamplingParams(max_tokens=MAX_TOKENS, temperature=0.0)):
         record.add(delta, time.perf_counter())
-        computed.set()
         view.add(chat, delta.text)
     view.finish(chat)
     return record.result(time.perf_counter())

@@ -61,7 +61,7 @@ def running_daemon(*options: str) -> Iterator[Daemon]:
     program = Path(sys.executable).with_name("pykv-serve")
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder, "log")
-        command = [program, "--host", HOST, "--port", str(port), *options]
+        command = [str(program), "--host", HOST, "--port", str(port), *options]
         with log.open("wb") as sink:
             process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=sink, stderr=sink)
         daemon = Daemon(process, port, log)
