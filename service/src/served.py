@@ -7,6 +7,7 @@ from typing import Protocol, Self
 
 from pykv.engine.outputs import OutputDelta
 from pykv.sampling import SamplingParams
+from pykv.service.messages import StatsOfEngine
 
 __all__ = ["ModelDescription", "ServedModel", "TokenEngine"]
 
@@ -48,8 +49,8 @@ class TokenEngine(Protocol):
     async def abort(self, request_id: str) -> bool:
         """Ends a request by its name."""
 
-    def stats(self) -> object:
-        """Counts at this moment, a frozen dataclass of numbers."""
+    def stats(self) -> StatsOfEngine:
+        """Counts at this moment."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,9 +2,10 @@
 
 import asyncio
 import time
-from dataclasses import dataclass
+from types import SimpleNamespace
 
 from pykv.engine.outputs import OutputDelta, TokenLogprobs, Usage
+from pykv.engine.stats import EngineStats
 from pykv.errors import (
     CapacityError,
     DuplicateRequestError,
@@ -12,11 +13,13 @@ from pykv.errors import (
     InvalidRequestError,
     QueueFullError,
 )
+from pykv.scheduler import SchedulerStats
 from pykv.service.served import ModelDescription
 
 VOCAB_SIZE = 1000
 MAX_MODEL_LEN = 200_000
 NUM_BLOCKS = 1000
+SCHEDULER_COUNTS = [name for name in dir(SchedulerStats) if not name.startswith("_")]
 
 DESCRIPTION = ModelDescription(
     name="stub",
@@ -32,20 +35,15 @@ DESCRIPTION = ModelDescription(
 )
 
 
-@dataclass(frozen=True)
-class StubStats:
-    num_waiting: int
-    num_running: int
-    blocks_total: int
-    blocks_free: int
-    blocks_cached: int
-    blocks_active: int
-    slots_allocated: int
-    tokens_held: int
-    prefix_queried_tokens: int
-    prefix_hit_tokens: int
-    preemptions: int
-    recomputed_tokens: int
+def stub_stats(num_live):
+    counts = dict.fromkeys(SCHEDULER_COUNTS, 0)
+    counts |= {
+        "num_running": num_live,
+        "blocks_total": NUM_BLOCKS,
+        "blocks_active": num_live,
+        "blocks_free": NUM_BLOCKS - num_live,
+    }
+    return EngineStats(SimpleNamespace(**counts), 0, 0, num_live, 0, 0, {})
 
 
 class StubEngine:
@@ -102,8 +100,7 @@ class StubEngine:
                 await self.changed.wait()
 
     def stats(self):
-        live = len(self.live)
-        return StubStats(0, live, NUM_BLOCKS, NUM_BLOCKS - live, 0, live, 16 * live, live, 0, 0, 0, 0)
+        return stub_stats(len(self.live))
 
     async def abort(self, request_id):
         if request_id not in self.live:
