@@ -14,16 +14,13 @@ from rich.console import Console
 
 from pykv.cli.demo.chats import QUESTIONS
 from pykv.cli.demo.conversation import run_chats
-from pykv.cli.demo.daemon import HOST, Daemon, DaemonError, running_daemon
+from pykv.cli.demo.daemon import Daemon, DaemonError, running_daemon
 from pykv.cli.demo.report import ChatResult, Peak, summarize
 from pykv.cli.demo.view import make_view, show_results
-from pykv.client import Client, ServiceError
+from pykv.client import Client
 from pykv.errors import PykvError
 
 __all__ = ["main"]
-
-LOAD_SECONDS = 600.0
-POLL_SECONDS = 0.05
 
 
 def main(options: Sequence[str] | None = None) -> int:
@@ -35,13 +32,13 @@ def main(options: Sequence[str] | None = None) -> int:
     signal.signal(
         signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM)
     )  # the daemon is stopped on the way out
-    console = Console(soft_wrap=False)
+    console = Console()
     options = sys.argv[1:] if options is None else options
     try:
         with running_daemon("--model", "bundled", *options) as daemon:
             results, summary = asyncio.run(_talk(console, daemon))
     except (DaemonError, PykvError) as error:
-        console.print(f"demo: {error}", style="red", markup=False)
+        print(f"demo: {error}", file=sys.stderr)
         return 1
     show_results(console, results, summary)
     print(json.dumps(summary), flush=True)
@@ -49,8 +46,8 @@ def main(options: Sequence[str] | None = None) -> int:
 
 
 async def _talk(console: Console, daemon: Daemon) -> tuple[list[ChatResult], dict[str, int | float]]:
-    async with Client(f"{HOST}:{daemon.port}") as client:
-        await _wait_until_serving(console, daemon, client)
+    async with Client(daemon.address) as client:
+        await _wait(console, daemon, client)
         started = time.perf_counter()
         with make_view(console, QUESTIONS) as view:
             results = await run_chats(client, QUESTIONS, view)
@@ -62,26 +59,14 @@ async def _talk(console: Console, daemon: Daemon) -> tuple[list[ChatResult], dic
     )
 
 
-async def _wait_until_serving(console: Console, daemon: Daemon, client: Client) -> None:
+async def _wait(console: Console, daemon: Daemon, client: Client) -> None:
     started = time.perf_counter()
-    what = "The daemon loads the model (the first time ever, it is converted: some 20 s more)"
-    console.print(what if not console.is_terminal else "", end="\n" if not console.is_terminal else "")
+    what = "The daemon loads the model (the first time ever it is converted too: some 20 s more)"
+    if not console.is_terminal:
+        console.out(what)
     with console.status(what):
-        while not await _is_serving(client):
-            daemon.check_alive()
-            if time.perf_counter() - started > LOAD_SECONDS:
-                raise DaemonError(
-                    f"pykv-serve does not serve after {LOAD_SECONDS:.0f} s:\n{daemon.last_log_lines(20)}"
-                )
-            await asyncio.sleep(POLL_SECONDS)
-    console.print(f"The model is loaded after {time.perf_counter() - started:.1f} s")
-
-
-async def _is_serving(client: Client) -> bool:
-    try:
-        return await client.health() == "SERVING"
-    except ServiceError:
-        return False
+        await daemon.wait_until_serving(client)
+    console.out(f"The model is loaded after {time.perf_counter() - started:.1f} s")
 
 
 if __name__ == "__main__":
