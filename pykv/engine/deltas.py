@@ -63,7 +63,7 @@ class StepDeltas:
         return ended
 
 
-def raised_within(error: Exception) -> str:
+def raised_within(error: BaseException) -> str:
     """Says what was raised, in few words."""
     return f"{type(error).__name__}: {str(error)[:500]}"
 

@@ -203,6 +203,14 @@ class Engine:
         token_ids = self.tokenizer.encode_chat(messages, template_options)
         return checked_ids(token_ids, self.vocab_size, self.max_model_len)
 
+    def check_queue(self, num_samples: int) -> None:
+        """Says early, before a prompt is encoded, that the queue is full; from any thread.
+
+        Raises:
+            QueueFullError: so many samples more may not wait.
+        """
+        self.steps.check_queue(num_samples)
+
     def new_request(self, prompt: Prompt, params: SamplingParams, request_id: str | None = None) -> Request:
         """Checks a request without queueing it; from any thread.
 

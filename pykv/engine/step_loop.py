@@ -16,7 +16,7 @@ from pykv.engine.runner import Runner
 from pykv.engine.scored_rows import ScoredRow, add_scores, scored_rows
 from pykv.engine.stats import Counters, EngineStats, engine_stats
 from pykv.engine.step_tensors import StepViews
-from pykv.errors import StepError
+from pykv.errors import QueueFullError, StepError
 from pykv.sampling.sampler import Sampler, Samples
 from pykv.scheduler import (
     OUTCOME_FAILED,
@@ -66,6 +66,20 @@ class StepLoop:
     def has_requests(self) -> bool:
         """Whether any request has not ended."""
         return bool(self._requests)
+
+    def live_requests(self) -> list[Request]:
+        """Returns the requests that have not ended."""
+        return list(self._requests.values())
+
+    def check_queue(self, num_samples: int) -> None:
+        """Says early what `submit` would say of a full queue.
+
+        Raises:
+            QueueFullError: so many samples more may not wait.
+        """
+        limit, waiting = self._scheduler.config.max_queued_requests, self._scheduler.stats().num_waiting
+        if waiting + num_samples > limit:
+            raise QueueFullError(f"{waiting} samples wait and n is {num_samples}; allowed: {limit} that wait")
 
     def submit(self, request: Request, scope: bytes = b"") -> None:
         """Queues a request.
