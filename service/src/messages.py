@@ -2,14 +2,13 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import fields
-from typing import Any, Protocol
 
 from pykv.engine.outputs import OutputDelta, TokenLogprobs, Usage
+from pykv.engine.stats import EngineStats
 from pykv.sampling import SamplingParams
 from pykv.service.protocol import engine_pb2 as pb
 
 __all__ = [
-    "StatsOfEngine",
     "delta_message",
     "deltas_of",
     "logprobs_message",
@@ -18,14 +17,6 @@ __all__ = [
     "stats_message",
     "usage_message",
 ]
-
-
-class StatsOfEngine(Protocol):
-    """`pykv.engine.stats.EngineStats`, as far as the messages need it."""
-
-    @property
-    def scheduler(self) -> Any:
-        """The scheduler's counts."""
 
 
 FINISH_REASONS = {
@@ -91,11 +82,12 @@ def usage_message(usage: Usage) -> pb.Usage:
     return pb.Usage(**{entry.name: getattr(usage, entry.name) for entry in fields(usage)})
 
 
-def stats_message(stats: StatsOfEngine) -> pb.GetStatsResponse:
-    """The engine's counts; each field of the message is an attribute of `stats` or of its scheduler."""
-    names = pb.GetStatsResponse.DESCRIPTOR.fields_by_name
+def stats_message(stats: EngineStats) -> pb.GetStatsResponse:
+    """The engine's counts."""
+    counts = {entry.name: getattr(stats, entry.name) for entry in fields(stats)}
+    by_reason = counts.pop("num_finished")
     return pb.GetStatsResponse(
-        **{name: getattr(stats if hasattr(stats, name) else stats.scheduler, name) for name in names}
+        **counts, **{f"num_finished_{word}": by_reason.get(word, 0) for word in FINISH_REASONS}
     )
 
 

@@ -6,8 +6,8 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from pykv.engine.outputs import OutputDelta
+from pykv.engine.stats import EngineStats
 from pykv.sampling import SamplingParams
-from pykv.service.messages import StatsOfEngine
 
 __all__ = ["ModelDescription", "ServedModel", "TokenEngine"]
 
@@ -49,7 +49,7 @@ class TokenEngine(Protocol):
     async def abort(self, request_id: str) -> bool:
         """Ends a request by its name."""
 
-    def stats(self) -> StatsOfEngine:
+    def stats(self) -> EngineStats:
         """Counts at this moment."""
 
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from types import SimpleNamespace
+from dataclasses import fields
 
 from pykv.engine.outputs import OutputDelta, TokenLogprobs, Usage
 from pykv.engine.stats import EngineStats
@@ -13,13 +13,11 @@ from pykv.errors import (
     InvalidRequestError,
     QueueFullError,
 )
-from pykv.scheduler import SchedulerStats
 from pykv.service.served import ModelDescription
 
 VOCAB_SIZE = 1000
 MAX_MODEL_LEN = 200_000
 NUM_BLOCKS = 1000
-SCHEDULER_COUNTS = [name for name in dir(SchedulerStats) if not name.startswith("_")]
 
 DESCRIPTION = ModelDescription(
     name="stub",
@@ -36,14 +34,16 @@ DESCRIPTION = ModelDescription(
 
 
 def stub_stats(num_live):
-    counts = dict.fromkeys(SCHEDULER_COUNTS, 0)
+    counts = dict.fromkeys((entry.name for entry in fields(EngineStats)), 0)
     counts |= {
+        "num_live_requests": num_live,
         "num_running": num_live,
+        "num_finished": {},
         "blocks_total": NUM_BLOCKS,
         "blocks_active": num_live,
         "blocks_free": NUM_BLOCKS - num_live,
     }
-    return EngineStats(SimpleNamespace(**counts), 0, 0, num_live, 0, 0, {})
+    return EngineStats(**counts)
 
 
 class StubEngine:

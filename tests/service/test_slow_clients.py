@@ -49,12 +49,12 @@ async def test_the_name_is_said_once():
 
 async def test_more_than_may_wait_is_refused_and_what_waits_is_kept():
     outbox = Outbox("x", 1000)
-    for token_id in range(5):
+    for token_id in range(6):
         outbox.add(delta(token_id))
-    with pytest.raises(ClientTooSlowError, match="1000"):
-        outbox.add(delta(5))
     assert outbox.held_bytes <= 1000
-    assert list((await outbox.take()).deltas[0].token_ids) == list(range(5))
+    with pytest.raises(ClientTooSlowError, match="1000"):
+        outbox.add(delta(6))
+    assert list((await outbox.take()).deltas[0].token_ids) == list(range(6))
 
 
 async def test_one_large_delta_is_taken_whole():
