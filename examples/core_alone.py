@@ -43,7 +43,7 @@ def generate(scheduler: pykv.Scheduler, model: ToyModel, step: pykv.StepBuffers)
     ended = []
     while (plan := scheduler.plan(step)) is not None:
         sampled = model.run(plan, step)
-        outcomes = np.zeros(len(sampled), dtype=np.uint8)  # all sequences go on until their max_tokens
+        outcomes = np.full(len(sampled), pykv.OUTCOME_OK, dtype=np.uint8)  # go on until max_tokens
         ended += scheduler.apply(plan, sampled, outcomes)
     return ended
 

@@ -6,6 +6,21 @@ Three ways in:
 - `pykv.Engine` for a causal language model of transformers (extra `models`).
 - `pykv-serve` and `pykv.Client` for tokens streamed over gRPC (extras `serve` and `client`).
 
+A step of the scheduler is planned, computed by a model of yours, and applied:
+
+    >>> import numpy as np
+    >>> import pykv
+    >>> config = pykv.SchedulerConfig(num_blocks=64, block_size=16)
+    >>> scheduler, step = pykv.Scheduler(config), pykv.StepBuffers(config)
+    >>> request = scheduler.submit([5, 6, 7], max_tokens=1)
+    >>> plan = scheduler.plan(step)
+    >>> step.token_ids[: plan.num_tokens].tolist(), step.positions[: plan.num_tokens].tolist()
+    ([5, 6, 7], [0, 1, 2])
+    >>> sampled = np.full(plan.num_samples, 8)  # the model's choice after token 7
+    >>> (ended,) = scheduler.apply(plan, sampled, np.full(plan.num_samples, pykv.OUTCOME_OK, np.uint8))
+    >>> ended.output_tokens, scheduler.stats().blocks_active
+    (1, 0)
+
 Every name below is imported when it is first used.
 """
 
@@ -32,43 +47,75 @@ from pykv.extras import needs_extra as _needs_extra
 
 if _typing.TYPE_CHECKING:
     from pykv.attention import copy_blocks, paged_attention, write_kv
-    from pykv.client import Client
-    from pykv.engine import AsyncEngine, Engine, EngineConfig
+    from pykv.client import Client, ServiceError
+    from pykv.engine import (
+        AsyncEngine,
+        Completion,
+        Engine,
+        EngineConfig,
+        EngineStats,
+        OutputDelta,
+        RequestOutput,
+        TokenLogprobs,
+        Usage,
+    )
     from pykv.kv_pool import KvPool
     from pykv.layout import KvLayout
     from pykv.sampling import SamplingParams
-    from pykv.scheduler import Plan, RequestSummary, Scheduler, SchedulerConfig, SchedulerStats, StepBuffers
+    from pykv.scheduler import (
+        OUTCOME_FAILED,
+        OUTCOME_OK,
+        OUTCOME_STOP,
+        FinishReason,
+        Plan,
+        RequestSummary,
+        Scheduler,
+        SchedulerConfig,
+        SchedulerStats,
+        StepBuffers,
+    )
 
     __version__: str
 
 __all__ = [
+    "OUTCOME_FAILED",
+    "OUTCOME_OK",
+    "OUTCOME_STOP",
     "AsyncEngine",
     "CapacityError",
     "Client",
+    "Completion",
     "ConfigError",
     "DuplicateRequestError",
     "Engine",
     "EngineConfig",
     "EngineDeadError",
+    "EngineStats",
+    "FinishReason",
     "InvalidRequestError",
     "KvLayout",
     "KvPool",
     "MissingExtraError",
     "ModelError",
     "OutOfBlocksError",
+    "OutputDelta",
     "Plan",
     "PoisonedError",
     "PykvError",
     "QueueFullError",
+    "RequestOutput",
     "RequestSummary",
     "SamplingParams",
     "Scheduler",
     "SchedulerConfig",
     "SchedulerStats",
+    "ServiceError",
     "StepBuffers",
     "StepError",
+    "TokenLogprobs",
     "UnknownRequestError",
     "UnsupportedModelError",
+    "Usage",
     "copy_blocks",
     "paged_attention",
     "write_kv",
@@ -78,17 +125,28 @@ __all__ = [
 _LAZY = {
     "AsyncEngine": ("pykv.engine", "models"),
     "Client": ("pykv.client", "client"),
+    "Completion": ("pykv.engine", ""),
     "Engine": ("pykv.engine", "models"),
-    "EngineConfig": ("pykv.engine", "models"),
+    "EngineConfig": ("pykv.engine", ""),
+    "EngineStats": ("pykv.engine", ""),
+    "FinishReason": ("pykv.scheduler", ""),
     "KvLayout": ("pykv.layout", ""),
     "KvPool": ("pykv.kv_pool", "torch"),
+    "OUTCOME_FAILED": ("pykv.scheduler", ""),
+    "OUTCOME_OK": ("pykv.scheduler", ""),
+    "OUTCOME_STOP": ("pykv.scheduler", ""),
+    "OutputDelta": ("pykv.engine", ""),
     "Plan": ("pykv.scheduler", ""),
+    "RequestOutput": ("pykv.engine", ""),
     "RequestSummary": ("pykv.scheduler", ""),
     "SamplingParams": ("pykv.sampling", ""),
     "Scheduler": ("pykv.scheduler", ""),
     "SchedulerConfig": ("pykv.scheduler", ""),
     "SchedulerStats": ("pykv.scheduler", ""),
+    "ServiceError": ("pykv.client", "client"),
     "StepBuffers": ("pykv.scheduler", ""),
+    "TokenLogprobs": ("pykv.engine", ""),
+    "Usage": ("pykv.engine", ""),
     "copy_blocks": ("pykv.attention", "torch"),
     "paged_attention": ("pykv.attention", "torch"),
     "write_kv": ("pykv.attention", "torch"),

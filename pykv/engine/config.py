@@ -25,6 +25,7 @@ class EngineConfig:
         max_model_len: most tokens of a sequence, prompt and output; None = the model's.
         max_num_seqs: most sequences that run at once.
         max_num_batched_tokens: most tokens that one step computes.
+        max_chunk_tokens: most tokens of one sequence that one step computes; None = no cap but the step's.
         dtype: of weights and KV pool; "auto" = the model's own, or float32 where that is not served.
         device: a torch device such as "cpu" or "cuda:0"; "auto" = the first accelerator, else the CPU.
         attention_backend: "auto" takes the compiled one of the device.
@@ -42,6 +43,7 @@ class EngineConfig:
     max_model_len: int | None = None
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 2048
+    max_chunk_tokens: int | None = None
     dtype: str = "auto"
     device: str = "auto"
     attention_backend: str = "auto"
@@ -52,7 +54,8 @@ class EngineConfig:
     def __post_init__(self) -> None:
         for name in ("block_size", "max_num_seqs", "max_num_batched_tokens", "max_queued_requests"):
             _check_integer(name, getattr(self, name), 1)
-        for name, least in (("num_blocks", 2), ("kv_memory_bytes", 1), ("max_model_len", 1)):
+        optional = {"num_blocks": 2, "kv_memory_bytes": 1, "max_model_len": 2, "max_chunk_tokens": 1}
+        for name, least in optional.items():
             if getattr(self, name) is not None:
                 _check_integer(name, getattr(self, name), least)
         if self.num_blocks is not None and self.kv_memory_bytes is not None:
@@ -80,7 +83,7 @@ class EngineConfig:
 
 
 def _check_integer(name: str, value: object, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**48:
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= 2**48:
         _refuse(name, value, f"an integer of at least {least}")
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -22,7 +23,16 @@ __all__ = ["load_model"]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 # What reading a checkpoint can raise: files that are missing, damaged, or of an unknown kind of model.
-READ_ERRORS = (AttributeError, ImportError, KeyError, OSError, RuntimeError, TypeError, ValueError)
+READ_ERRORS = (
+    AttributeError,
+    ImportError,
+    KeyError,
+    OSError,
+    RuntimeError,
+    SafetensorError,
+    TypeError,
+    ValueError,
+)
 
 
 def load_model(
@@ -71,12 +81,12 @@ def _admitted(module: nn.Module, tokenizer: Any, name: str, max_model_len: int |
 
 def _read(checkpoint: Checkpoint, dtype: torch.dtype | None, device: torch.device) -> tuple[nn.Module, Any]:
     with _read_errors(checkpoint), quiet(), offline() if checkpoint.is_local else nullcontext():
-        tokenizer = AutoTokenizer.from_pretrained(checkpoint.location, local_files_only=checkpoint.is_local)
         module: Any = AutoModelForCausalLM.from_pretrained(
             checkpoint.location,
             dtype="auto" if dtype is None else dtype,
             local_files_only=checkpoint.is_local,
         )
+        tokenizer = AutoTokenizer.from_pretrained(checkpoint.location, local_files_only=checkpoint.is_local)
     module.to(device)
     return module, tokenizer
 

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import fields
 
 from pykv.engine.outputs import OutputDelta, TokenLogprobs, Usage
+from pykv.engine.stats import EngineStats
 from pykv.sampling import SamplingParams
 from pykv.service.protocol import engine_pb2 as pb
 
@@ -16,6 +17,7 @@ __all__ = [
     "stats_message",
     "usage_message",
 ]
+
 
 FINISH_REASONS = {
     "stop": pb.FINISH_REASON_STOP,
@@ -80,10 +82,13 @@ def usage_message(usage: Usage) -> pb.Usage:
     return pb.Usage(**{entry.name: getattr(usage, entry.name) for entry in fields(usage)})
 
 
-def stats_message(stats: object) -> pb.GetStatsResponse:
-    """The engine's counts; each field of the message is an attribute of `stats`."""
-    names = pb.GetStatsResponse.DESCRIPTOR.fields_by_name
-    return pb.GetStatsResponse(**{name: getattr(stats, name) for name in names})
+def stats_message(stats: EngineStats) -> pb.GetStatsResponse:
+    """The engine's counts."""
+    counts = {entry.name: getattr(stats, entry.name) for entry in fields(stats)}
+    by_reason = counts.pop("num_finished")
+    return pb.GetStatsResponse(
+        **counts, **{f"num_finished_{word}": by_reason.get(word, 0) for word in FINISH_REASONS}
+    )
 
 
 def deltas_of(

@@ -6,6 +6,7 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from pykv.engine.outputs import OutputDelta
+from pykv.engine.stats import EngineStats
 from pykv.sampling import SamplingParams
 
 __all__ = ["ModelDescription", "ServedModel", "TokenEngine"]
@@ -48,8 +49,8 @@ class TokenEngine(Protocol):
     async def abort(self, request_id: str) -> bool:
         """Ends a request by its name."""
 
-    def stats(self) -> object:
-        """Counts at this moment, a frozen dataclass of numbers."""
+    def stats(self) -> EngineStats:
+        """Counts at this moment."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -77,7 +77,7 @@ def end_group(process: subprocess.Popen[str]) -> None:
     process.wait()
 
 
-@pytest.mark.parametrize("block", runnable())
+@pytest.mark.parametrize("block", list(runnable()))
 def test_block_runs(block: Block) -> None:
     code, output = run_block(block)
     assert code == 0, f"{block.place} ended with {code}:\n{output}"

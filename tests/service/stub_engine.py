@@ -2,9 +2,10 @@
 
 import asyncio
 import time
-from dataclasses import dataclass
+from dataclasses import fields
 
 from pykv.engine.outputs import OutputDelta, TokenLogprobs, Usage
+from pykv.engine.stats import EngineStats
 from pykv.errors import (
     CapacityError,
     DuplicateRequestError,
@@ -32,20 +33,17 @@ DESCRIPTION = ModelDescription(
 )
 
 
-@dataclass(frozen=True)
-class StubStats:
-    num_waiting: int
-    num_running: int
-    blocks_total: int
-    blocks_free: int
-    blocks_cached: int
-    blocks_active: int
-    slots_allocated: int
-    tokens_held: int
-    prefix_queried_tokens: int
-    prefix_hit_tokens: int
-    preemptions: int
-    recomputed_tokens: int
+def stub_stats(num_live):
+    counts = dict.fromkeys((entry.name for entry in fields(EngineStats)), 0)
+    counts |= {
+        "num_live_requests": num_live,
+        "num_running": num_live,
+        "num_finished": {},
+        "blocks_total": NUM_BLOCKS,
+        "blocks_active": num_live,
+        "blocks_free": NUM_BLOCKS - num_live,
+    }
+    return EngineStats(**counts)
 
 
 class StubEngine:
@@ -102,8 +100,7 @@ class StubEngine:
                 await self.changed.wait()
 
     def stats(self):
-        live = len(self.live)
-        return StubStats(0, live, NUM_BLOCKS, NUM_BLOCKS - live, 0, live, 16 * live, live, 0, 0, 0, 0)
+        return stub_stats(len(self.live))
 
     async def abort(self, request_id):
         if request_id not in self.live:

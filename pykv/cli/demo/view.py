@@ -1,6 +1,5 @@
 """Shows the chats while they run: a coloured column each on a terminal, plain lines elsewhere."""
 
-import textwrap
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Protocol, Self
@@ -97,26 +96,29 @@ class LinesView:
             self.finish(chat)
 
     def add(self, chat: int, text: str) -> None:
-        *full, rest = self._break(self._waiting[chat] + text)
+        paragraphs = (self._waiting[chat] + text).split("\n")
+        *full, self._waiting[chat] = [line for paragraph in paragraphs for line in _broken(paragraph)]
         for line in full:
             self._print(chat, line)
-        self._waiting[chat] = rest
 
     def finish(self, chat: int) -> None:
         if self._waiting[chat].strip():
             self._print(chat, self._waiting[chat])
         self._waiting[chat] = ""
 
-    def _break(self, text: str) -> list[str]:
-        *paragraphs, last = text.split("\n")
-        full = [line for paragraph in paragraphs for line in textwrap.wrap(paragraph, LINE_WIDTH)]
-        if len(last) <= LINE_WIDTH:
-            return [*full, last]
-        head, _, tail = last[:LINE_WIDTH].rpartition(" ")
-        return [*full, head, *self._break(tail + last[LINE_WIDTH:])]
-
     def _print(self, chat: int, line: str) -> None:
         self._console.out(f"[{chat + 1}] {line}", highlight=False)
+
+
+def _broken(text: str) -> list[str]:
+    """The text in pieces that fit a line, broken between words where it can be; at least one."""
+    pieces = []
+    while len(text) > LINE_WIDTH:
+        space = text.rfind(" ", 1, LINE_WIDTH + 1)
+        end, rest = (space, space + 1) if space > 0 else (LINE_WIDTH, LINE_WIDTH)
+        pieces.append(text[:end])
+        text = text[rest:]
+    return [*pieces, text]
 
 
 def make_view(console: Console, questions: Sequence[str]) -> View:

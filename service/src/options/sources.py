@@ -15,7 +15,7 @@ __all__ = ["OTHER_VARIABLES", "read_options"]
 
 PREFIX = "PYKV_"
 CONFIG_VARIABLE = "PYKV_CONFIG"
-OTHER_VARIABLES: frozenset[str] = frozenset()
+OTHER_VARIABLES = frozenset({"PYKV_CACHE_DIR"})
 """Variables that parts of pykv other than the daemon read."""
 
 OPTIONS: Mapping[str, Field[Any]] = {entry.name: entry for entry in fields(ServeOptions)}

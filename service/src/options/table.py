@@ -55,10 +55,13 @@ class ServeOptions:
     )
     watermark: float = _engine("watermark", SHARE, CACHE, "share of the blocks that an admission leaves free")
     max_model_len: int | None = _engine(
-        "max_model_len", integer(1), SCHEDULER, "tokens a sequence; the model's if not set"
+        "max_model_len", integer(2), SCHEDULER, "tokens a sequence; the model's if not set"
     )
     max_num_seqs: int = _engine("max_num_seqs", integer(1), SCHEDULER, "sequences that run at once")
     max_num_batched_tokens: int = _engine("max_num_batched_tokens", integer(1), SCHEDULER, "tokens a step")
+    max_chunk_tokens: int | None = _engine(
+        "max_chunk_tokens", integer(1), SCHEDULER, "tokens of one sequence a step; no cap if not set"
+    )
     max_queued_requests: int = _engine(
         "max_queued_requests", integer(1), SCHEDULER, "samples that wait; more are refused"
     )
@@ -102,10 +105,11 @@ class ServeOptions:
         Raises:
             ConfigError: they do not fit together.
         """
-        names = {ENGINE_NAMES.get(entry.name, entry.name): entry.name for entry in fields(self)}
-        return EngineConfig(
-            **{entry.name: getattr(self, names[entry.name]) for entry in fields(EngineConfig)}
-        )
+        known = {entry.name for entry in fields(EngineConfig)}
+        values = {
+            ENGINE_NAMES.get(entry.name, entry.name): getattr(self, entry.name) for entry in fields(self)
+        }
+        return EngineConfig(**{name: value for name, value in values.items() if name in known})
 
     @property
     def ready_path(self) -> Path | None:

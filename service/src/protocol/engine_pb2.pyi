@@ -216,29 +216,59 @@ class GetStatsRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetStatsResponse(_message.Message):
-    __slots__ = ("num_waiting", "num_running", "blocks_total", "blocks_free", "blocks_cached", "blocks_active", "slots_allocated", "tokens_held", "prefix_queried_tokens", "prefix_hit_tokens", "preemptions", "recomputed_tokens")
+    __slots__ = ("num_waiting", "num_running", "num_live_requests", "blocks_total", "blocks_free", "blocks_cached", "blocks_active", "slots_allocated", "tokens_held", "num_steps", "num_requests", "num_prompt_tokens", "num_output_tokens", "num_finished_stop", "num_finished_length", "num_finished_abort", "num_finished_error", "prefix_queried_tokens", "prefix_hit_tokens", "preemptions", "recomputed_tokens", "evictions", "peak_blocks_active", "peak_tokens_held", "peak_table_blocks", "peak_table_tokens", "peak_num_running")
     NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
     NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
+    NUM_LIVE_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_TOTAL_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_FREE_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_CACHED_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_ACTIVE_FIELD_NUMBER: _ClassVar[int]
     SLOTS_ALLOCATED_FIELD_NUMBER: _ClassVar[int]
     TOKENS_HELD_FIELD_NUMBER: _ClassVar[int]
+    NUM_STEPS_FIELD_NUMBER: _ClassVar[int]
+    NUM_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_FINISHED_STOP_FIELD_NUMBER: _ClassVar[int]
+    NUM_FINISHED_LENGTH_FIELD_NUMBER: _ClassVar[int]
+    NUM_FINISHED_ABORT_FIELD_NUMBER: _ClassVar[int]
+    NUM_FINISHED_ERROR_FIELD_NUMBER: _ClassVar[int]
     PREFIX_QUERIED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PREFIX_HIT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
     RECOMPUTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    EVICTIONS_FIELD_NUMBER: _ClassVar[int]
+    PEAK_BLOCKS_ACTIVE_FIELD_NUMBER: _ClassVar[int]
+    PEAK_TOKENS_HELD_FIELD_NUMBER: _ClassVar[int]
+    PEAK_TABLE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    PEAK_TABLE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PEAK_NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
     num_waiting: int
     num_running: int
+    num_live_requests: int
     blocks_total: int
     blocks_free: int
     blocks_cached: int
     blocks_active: int
     slots_allocated: int
     tokens_held: int
+    num_steps: int
+    num_requests: int
+    num_prompt_tokens: int
+    num_output_tokens: int
+    num_finished_stop: int
+    num_finished_length: int
+    num_finished_abort: int
+    num_finished_error: int
     prefix_queried_tokens: int
     prefix_hit_tokens: int
     preemptions: int
     recomputed_tokens: int
-    def __init__(self, num_waiting: _Optional[int] = ..., num_running: _Optional[int] = ..., blocks_total: _Optional[int] = ..., blocks_free: _Optional[int] = ..., blocks_cached: _Optional[int] = ..., blocks_active: _Optional[int] = ..., slots_allocated: _Optional[int] = ..., tokens_held: _Optional[int] = ..., prefix_queried_tokens: _Optional[int] = ..., prefix_hit_tokens: _Optional[int] = ..., preemptions: _Optional[int] = ..., recomputed_tokens: _Optional[int] = ...) -> None: ...
+    evictions: int
+    peak_blocks_active: int
+    peak_tokens_held: int
+    peak_table_blocks: int
+    peak_table_tokens: int
+    peak_num_running: int
+    def __init__(self, num_waiting: _Optional[int] = ..., num_running: _Optional[int] = ..., num_live_requests: _Optional[int] = ..., blocks_total: _Optional[int] = ..., blocks_free: _Optional[int] = ..., blocks_cached: _Optional[int] = ..., blocks_active: _Optional[int] = ..., slots_allocated: _Optional[int] = ..., tokens_held: _Optional[int] = ..., num_steps: _Optional[int] = ..., num_requests: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ..., num_output_tokens: _Optional[int] = ..., num_finished_stop: _Optional[int] = ..., num_finished_length: _Optional[int] = ..., num_finished_abort: _Optional[int] = ..., num_finished_error: _Optional[int] = ..., prefix_queried_tokens: _Optional[int] = ..., prefix_hit_tokens: _Optional[int] = ..., preemptions: _Optional[int] = ..., recomputed_tokens: _Optional[int] = ..., evictions: _Optional[int] = ..., peak_blocks_active: _Optional[int] = ..., peak_tokens_held: _Optional[int] = ..., peak_table_blocks: _Optional[int] = ..., peak_table_tokens: _Optional[int] = ..., peak_num_running: _Optional[int] = ...) -> None: ...

@@ -1,0 +1,63 @@
+"""What the kernels run on, as Triton's active driver reports it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+
+__all__ = ["INTERPRETER", "Target", "current_target"]
+
+# Multiprocessors (compute units) of the parts that we compile for; a real GPU is asked itself.
+_NUM_PROCESSORS = {"sm_80": 108, "sm_86": 84, "sm_89": 142, "sm_90": 132, "sm_100": 148, "gfx942": 304}
+_SHARED_BYTES = {
+    "sm_80": 163 << 10,
+    "sm_86": 99 << 10,
+    "sm_89": 99 << 10,
+    "sm_90": 227 << 10,
+    "sm_100": 227 << 10,
+    "sm_120": 99 << 10,
+    "gfx942": 64 << 10,
+    "gfx950": 160 << 10,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One kind of device.
+
+    Attributes:
+        name: `sm_90`, `gfx942`, …, or `interpreter`.
+        num_processors: how many multiprocessors or compute units it has.
+        shared_bytes: the shared memory that one program may take, bytes.
+        native_e4m3: whether it converts e4m3 (the `fn` form, with 448 as the largest value) in hardware.
+    """
+
+    name: str
+    num_processors: int
+    shared_bytes: int
+    native_e4m3: bool
+
+
+INTERPRETER = Target("interpreter", num_processors=8, shared_bytes=1 << 30, native_e4m3=False)
+
+
+def current_target(device: torch.device) -> Target:
+    """The target that a launch with tensors on `device` would run on."""
+    if triton.knobs.runtime.interpret:
+        return INTERPRETER
+    reported = triton.runtime.driver.active.get_current_target()
+    name = f"sm_{reported.arch}" if reported.backend == "cuda" else str(reported.arch).partition(":")[0]
+    return Target(
+        name,
+        num_processors=_num_processors(name, device),
+        shared_bytes=_SHARED_BYTES.get(name, 64 << 10),
+        native_e4m3=reported.backend == "cuda" and int(reported.arch) >= 89,
+    )
+
+
+def _num_processors(name: str, device: torch.device) -> int:
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).multi_processor_count)
+    return _NUM_PROCESSORS.get(name, 100)

@@ -1,0 +1,178 @@
+"""The command `pykv chat`: a conversation with a served model, streamed into the terminal."""
+
+import argparse
+import asyncio
+import sys
+import time
+from collections.abc import Sequence
+from typing import Protocol
+
+from pykv.client import DEFAULT_ADDRESS, Client
+from pykv.engine.outputs import OutputDelta, Usage
+from pykv.errors import PykvError
+from pykv.sampling import SamplingParams
+
+__all__ = ["Conversation", "main"]
+
+HELP = "/new begins anew, /quit ends; Ctrl-C stops an answer"
+
+
+class Screen(Protocol):
+    """Where the conversation is shown."""
+
+    def show(self, text: str) -> None:
+        """Shows a part of an answer."""
+
+    def note(self, text: str) -> None:
+        """Shows a line about the conversation."""
+
+
+class PlainScreen:
+    """Text alone."""
+
+    def show(self, text: str) -> None:
+        print(text, end="", flush=True)
+
+    def note(self, text: str) -> None:
+        print(f"[{text}]", flush=True)
+
+
+class RichScreen:
+    """Notes are dim, so that the answers stand out."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+
+        self._console = Console(highlight=False, markup=False, emoji=False)
+
+    def show(self, text: str) -> None:
+        self._console.out(text, end="", highlight=False)
+
+    def note(self, text: str) -> None:
+        self._console.print(text, style="dim")
+
+
+class Conversation:
+    """What was said; a question stays only once something was answered.
+
+    Args:
+        client: of the server that answers.
+        params: how the answers are made.
+        system: said to the model before everything; empty = nothing.
+    """
+
+    def __init__(self, client: Client, params: SamplingParams, system: str) -> None:
+        self._client = client
+        self._params = params
+        self._system = system
+        self.messages: list[dict[str, str]] = []
+        self.restart()
+
+    def restart(self) -> None:
+        """Forgets what was said."""
+        self.messages = [{"role": "system", "content": self._system}] if self._system else []
+
+    async def ask(self, question: str, screen: Screen) -> OutputDelta | None:
+        """Streams the answer to the screen and returns its last delta; None = nothing came.
+
+        Raises:
+            PykvError: the server refused, or failed.
+        """
+        asked = [*self.messages, {"role": "user", "content": question}]
+        answer, last = "", None
+        try:
+            async for last in self._client.chat(asked, self._params):
+                answer += last.text
+                screen.show(last.text)
+        finally:
+            if answer:
+                self.messages = [*asked, {"role": "assistant", "content": answer}]
+        return last
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Talks until the end of the input.
+
+    Returns:
+        0; 2 where no server answers.
+    """
+    options = _parser().parse_args(arguments)
+    params = SamplingParams(
+        max_tokens=options.max_tokens,
+        temperature=options.temperature,
+        top_p=options.top_p,
+        seed=options.seed,
+    )
+    screen = _screen()
+    with asyncio.Runner() as runner:
+        client = Client(options.address)
+        try:
+            model = runner.run(client.get_model())
+            screen.note(f"{model.name}, up to {model.max_model_len} tokens. {HELP}.")
+            _talk(runner, Conversation(client, params, options.system), screen)
+        finally:
+            runner.run(client.aclose())
+    return 0
+
+
+def _talk(runner: asyncio.Runner, conversation: Conversation, screen: Screen) -> None:
+    while (line := _read_line()) is not None:
+        if line == "/quit":
+            return
+        if line == "/new":
+            conversation.restart()
+            screen.note("forgotten")
+        elif line:
+            _answer(runner, conversation, line, screen)
+
+
+def _answer(runner: asyncio.Runner, conversation: Conversation, question: str, screen: Screen) -> None:
+    start = time.monotonic()
+    try:
+        last = runner.run(conversation.ask(question, screen))
+    except KeyboardInterrupt:
+        screen.show("\n")
+        screen.note("stopped")
+    except (PykvError, TimeoutError) as error:
+        screen.show("\n")
+        screen.note(f"failed: {error}")
+    else:
+        screen.show("\n")
+        if last is not None and last.usage is not None:
+            screen.note(_summary(last.usage, last.finish_reason, time.monotonic() - start))
+
+
+def _summary(usage: Usage, finish_reason: str | None, seconds: float) -> str:
+    end = ", cut off at the token limit" if finish_reason == "length" else ""
+    return (
+        f"{usage.output_tokens} tokens in {seconds:.1f} s; "
+        f"{usage.cached_tokens} of {usage.prompt_tokens} prompt tokens from the cache{end}"
+    )
+
+
+def _read_line() -> str | None:
+    """The next line of the user; None at the end of the input."""
+    try:
+        return input("> " if sys.stdin.isatty() else "").strip()
+    except (EOFError, KeyboardInterrupt):
+        return None
+
+
+def _screen() -> Screen:
+    if not sys.stdout.isatty():
+        return PlainScreen()
+    try:
+        return RichScreen()
+    except ModuleNotFoundError:
+        return PlainScreen()
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="pykv chat", description="Talks with a served model.", epilog=HELP)
+    parser.add_argument("--address", default=DEFAULT_ADDRESS, help="HOST:PORT of pykv-serve (%(default)s)")
+    parser.add_argument("--system", default="", help="said to the model before everything")
+    parser.add_argument("--max-tokens", type=int, default=512, help="tokens an answer at most (%(default)s)")
+    parser.add_argument("--temperature", type=float, default=0.7, help="0 takes the likeliest (%(default)s)")
+    parser.add_argument("--top-p", type=float, default=0.95, help="share of likely tokens (%(default)s)")
+    parser.add_argument("--seed", type=int, help="makes answers repeatable")
+    return parser

@@ -1,0 +1,71 @@
+"""The program `pykv`: it hands its arguments to one of its commands."""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import import_module
+
+from pykv.errors import PykvError
+from pykv.extras import needs_extra
+
+__all__ = ["COMMANDS", "main"]
+
+REFUSED = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """One command: its module has a function `main(arguments) -> exit code`, imported when it is called for.
+
+    Attributes:
+        module: the module's name.
+        extra: brings what the module imports.
+        help: says in one line what it does.
+    """
+
+    module: str
+    extra: str
+    help: str
+
+
+COMMANDS = {
+    "chat": Command("pykv.cli.chat", "client", "talks with a served model in the terminal"),
+    "demo": Command(
+        "pykv.cli.demo.__main__", "demo", "shows four chats at once and what the cache saved them"
+    ),
+    "serve": Command("pykv.service.main", "serve", "serves a model; the same as pykv-serve"),
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command.
+
+    Args:
+        arguments: the command and its arguments; None = of this process.
+
+    Returns:
+        The exit code: 2, with one line on stderr, where the command is unknown or refuses.
+    """
+    name, *rest = [*(sys.argv[1:] if arguments is None else arguments)] or ["--help"]
+    if name in ("-h", "--help"):
+        print(_usage())
+        return 0
+    if name not in COMMANDS:
+        return _refuse(f"{name!r} is no command; known: {', '.join(COMMANDS)}")
+    command = COMMANDS[name]
+    try:
+        with needs_extra(f"pykv {name}", command.extra):
+            run = import_module(command.module).main
+        return int(run(rest) or 0)
+    except PykvError as error:
+        return _refuse(str(error))
+
+
+def _usage() -> str:
+    lines = [f"  {name:<8} {command.help}" for name, command in COMMANDS.items()]
+    return "\n".join(["usage: pykv COMMAND ...", "", *lines, "", "pykv COMMAND --help says more."])
+
+
+def _refuse(message: str) -> int:
+    print(f"pykv: {' '.join(message.split())}", file=sys.stderr)
+    return REFUSED

@@ -1,0 +1,241 @@
+"""The asynchronous engine: one thread that steps, and any number of streams."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from types import TracebackType
+from typing import Any, Self
+
+from pykv.engine.delivery import Delivery
+from pykv.engine.delta_stream import Channel, DeltaStream
+from pykv.engine.deltas import RequestDelta, raised_within
+from pykv.engine.engine import Engine
+from pykv.engine.engine_thread import EngineThread
+from pykv.engine.request import Request
+from pykv.engine.stats import EngineStats
+from pykv.errors import DuplicateRequestError, EngineDeadError, StepError
+from pykv.sampling.params import SamplingParams
+
+_TOKENIZING_THREADS = 2
+_CLOSING_SECONDS = 30.0
+_CLOSED = "the engine was closed"
+_log = logging.getLogger("pykv.engine")
+
+
+class AsyncEngine:
+    """Serves streams with an engine, which it steps on a thread of its own.
+
+        async with AsyncEngine(Engine("bundled")) as engine:
+            async for delta in engine.generate("The capital of France is", SamplingParams(max_tokens=5)):
+                print(delta.text, end="")
+
+    Its methods may be called from any event loop.
+
+    Args:
+        engine: nothing else may use it from now on; it is closed with this one.
+        max_pending_tokens: a stream whose reader is more tokens behind is ended with QueueFullError.
+    """
+
+    def __init__(self, engine: Engine, *, max_pending_tokens: int = 2**16) -> None:
+        self.engine = engine
+        self._max_pending_tokens = max_pending_tokens
+        self._live: dict[str, Channel] = {}
+        self._delivery = Delivery(self._abandon)
+        self._thread = EngineThread(engine.steps, self._deliver, self._end)
+        self._tokenizing = ThreadPoolExecutor(_TOKENIZING_THREADS, "pykv-tokenize")
+        self._started = False
+        self._refusal: str | None = None
+        self._error: BaseException | None = None
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether requests are served."""
+        return self._thread.is_alive and self._refusal is None
+
+    @property
+    def last_progress(self) -> float:
+        """When the last step ended, on the monotonic clock, in seconds; now, while there is nothing to do."""
+        return self._thread.last_progress
+
+    @property
+    def error(self) -> BaseException | None:
+        """What ended the engine's thread, if it did not end as it should."""
+        return self._error
+
+    def start(self) -> None:
+        """Starts the thread.
+
+        Raises:
+            StepError: it was started before.
+        """
+        if self._started:
+            raise StepError("the engine was started before")
+        self._started = True
+        self._thread.start()
+
+    async def aclose(self) -> None:
+        """Ends all requests, whose streams get their last deltas, and the thread."""
+        self._refusal = self._refusal or _CLOSED
+        if self._started:
+            self._thread.stop()
+            if not await asyncio.to_thread(self._thread.join, _CLOSING_SECONDS):
+                _log.error("the engine's thread did not end within %g seconds", _CLOSING_SECONDS)
+                return
+        self._tokenizing.shutdown(wait=False)
+        if self._error is None:
+            self.engine.close()
+
+    async def __aenter__(self) -> Self:
+        self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    def generate(
+        self,
+        prompt: str | Sequence[int],
+        params: SamplingParams,
+        *,
+        request_id: str | None = None,
+        scope: bytes = b"",
+    ) -> DeltaStream:
+        """Streams the continuation of a prompt.
+
+        The request begins when the first delta is asked for. Leaving the stream early, for any reason, ends it.
+
+        Args:
+            prompt: a text or token ids.
+            request_id: for `abort`; must not be that of a live request. None = drawn.
+            scope: requests of different scopes share no cached blocks.
+
+        Raises (when the first delta is asked for):
+            InvalidRequestError, CapacityError: the prompt or the parameters are not allowed, or can never fit.
+            DuplicateRequestError, QueueFullError: the id is taken, the queue is full.
+            EngineDeadError: also later: the engine has ended.
+        """
+        return self._stream(
+            lambda name: self.engine.new_request(prompt, params, name), params, request_id, scope
+        )
+
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, str]],
+        params: SamplingParams,
+        *,
+        request_id: str | None = None,
+        scope: bytes = b"",
+        template_options: Mapping[str, Any] | None = None,
+    ) -> DeltaStream:
+        """Streams the answer to a chat: messages with `role` and `content`; otherwise as `generate`."""
+
+        def new_request(name: str) -> Request:
+            return self.engine.new_request(self.engine.encode_chat(messages, template_options), params, name)
+
+        return self._stream(new_request, params, request_id, scope)
+
+    async def abort(self, request_id: str) -> bool:
+        """Ends a request; its stream gets a last delta with finish reason "abort".
+
+        The id may be used again at once.
+
+        Returns:
+            False where no live request has this id.
+        """
+        channel = self._live.get(request_id)
+        if channel is None:
+            return False
+        self._forget(channel)
+        channel.is_aborted = True  # heeded when it is submitted, if that is still to come
+        if channel.request is not None:
+            self._thread.abort(channel.request)
+        return True
+
+    def stats(self) -> EngineStats:
+        """Returns the counters and gauges as they are now."""
+        return self.engine.stats()
+
+    def _stream(
+        self,
+        new_request: Callable[[str], Request],
+        params: SamplingParams,
+        request_id: str | None,
+        scope: bytes,
+    ) -> DeltaStream:
+        name = uuid.uuid4().hex if request_id is None else request_id
+
+        def open_channel() -> Awaitable[Channel]:
+            return self._open(new_request, params, name, scope)
+
+        return DeltaStream(open_channel, self._abandon)
+
+    async def _open(
+        self, new_request: Callable[[str], Request], params: SamplingParams, name: str, scope: bytes
+    ) -> Channel:
+        """Reserves the id, checks and encodes on a thread, submits."""
+        self._check_serving()
+        self.engine.check_queue(params.n)  # before the work of encoding
+        loop = asyncio.get_running_loop()
+        channel = Channel(name, loop, self._max_pending_tokens)
+        if self._live.setdefault(name, channel) is not channel:
+            raise DuplicateRequestError(f"request_id {name[:80]!r} is live already")
+        try:
+            request = await loop.run_in_executor(self._tokenizing, new_request, name)
+            self._submit(request, channel, scope)
+        except BaseException:
+            self._abandon(channel)
+            raise
+        return channel
+
+    def _submit(self, request: Request, channel: Channel, scope: bytes) -> None:
+        request.receiver = channel
+        self._check_serving()
+        self.engine.steps.submit(request, scope)
+        channel.request = request
+        self._check_serving()  # the thread may have ended meanwhile, and told only those that it knew
+        if channel.is_aborted:
+            self._thread.abort(request)
+        self._thread.wake()
+
+    def _check_serving(self) -> None:
+        if not self._started:
+            raise StepError("the engine was not started; enter it with `async with`, or call start")
+        if self._refusal is not None:
+            raise EngineDeadError(self._refusal) from self._error
+
+    def _abandon(self, channel: Channel) -> None:
+        """Ends the request of a stream that nobody reads any more; takes no lock, since finalizers call it."""
+        self._forget(channel)
+        if channel.request is not None:
+            channel.request.receiver = None
+            self._thread.abort(channel.request)
+
+    def _forget(self, channel: Channel) -> None:
+        """Frees the id of a channel."""
+        if self._live.get(channel.request_id) is channel:
+            del self._live[channel.request_id]
+
+    def _deliver(self, deltas: list[RequestDelta]) -> None:
+        """Runs on the engine's thread."""
+        received = [(request.receiver, delta) for request, delta in deltas]
+        items = [(channel, delta) for channel, delta in received if channel is not None]
+        for channel, delta in items:
+            if delta.usage is not None:
+                self._forget(channel)
+        self._delivery.send(items)
+
+    def _end(self, error: BaseException | None) -> None:
+        """Runs on the engine's thread when it ends: nobody waits for it any more."""
+        if error is not None:
+            _log.error("the engine has ended", exc_info=error)
+            self._error = error
+            self._refusal = f"the engine has ended: {raised_within(error)}"
+        refusal = self._refusal or _CLOSED
+        waiting = [request.receiver for request in self.engine.steps.live_requests()]
+        self._delivery.send((channel, EngineDeadError(refusal)) for channel in waiting if channel is not None)

@@ -1,0 +1,153 @@
+"""One request's deltas on their way from the engine's thread to the task that reads them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from types import TracebackType
+from typing import Any
+
+from pykv.engine.merging import merged
+from pykv.engine.outputs import OutputDelta
+from pykv.engine.request import Request
+from pykv.errors import QueueFullError
+
+
+class Channel:
+    """Holds what a reader has not taken yet: one bundle of deltas for each sample of the request.
+
+    Its methods are called on the reader's event loop alone.
+
+    Attributes:
+        request: once it was submitted.
+        is_aborted: whether it was aborted by name.
+
+    Args:
+        request_id: as the caller knows it.
+        loop: the reader's event loop.
+        max_pending_tokens: a reader that is so far behind loses its request.
+    """
+
+    def __init__(self, request_id: str, loop: asyncio.AbstractEventLoop, max_pending_tokens: int) -> None:
+        self.request_id = request_id
+        self.loop = loop
+        self.request: Request | None = None
+        self.is_aborted = False
+        self._max_pending_tokens = max_pending_tokens
+        self._num_pending_tokens = 0
+        self._pending: dict[int, list[OutputDelta]] = {}
+        self._waiter: asyncio.Future[None] | None = None
+        self._error: Exception | None = None
+        self._complete = False
+
+    def push(self, delta: OutputDelta) -> bool:
+        """Takes one delta; returns False where the reader is too far behind, and the channel has failed."""
+        if self._error is not None:
+            return True
+        self._num_pending_tokens += len(delta.token_ids)
+        bundle = self._pending.pop(delta.index, [])
+        bundle.append(delta)
+        self._pending[delta.index] = bundle  # last, so that the delta with the usage is read last
+        self._complete = self._complete or delta.usage is not None
+        self._wake()
+        if self._num_pending_tokens <= self._max_pending_tokens:
+            return True
+        self.fail(
+            QueueFullError(f"the reader of {self.request_id!r} is {self._num_pending_tokens} tokens behind")
+        )
+        return False
+
+    def fail(self, error: Exception) -> None:
+        """Makes the reader get this error after what it was given before; a complete channel stays as it is."""
+        if not self._complete and self._error is None:
+            self._error = error
+            if isinstance(error, QueueFullError):
+                self._pending.clear()
+        self._wake()
+
+    async def take(self) -> OutputDelta | None:
+        """Waits for the next delta; all that came for one sample meanwhile is one delta. None at the end.
+
+        Raises:
+            Exception: what `fail` was given.
+        """
+        while not self._pending:
+            if self._complete:
+                return None
+            if self._error is not None:
+                raise self._error
+            self._waiter = self.loop.create_future()
+            await self._waiter
+        delta = merged(self._pending.pop(next(iter(self._pending))))
+        self._num_pending_tokens -= len(delta.token_ids)
+        return delta
+
+    def _wake(self) -> None:
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+
+class DeltaStream(AsyncGenerator[OutputDelta, None]):
+    """The iterator that a caller reads.
+
+    Leaving it early in any way (closing it, an error or a cancellation while it waits, dropping it) ends the request.
+
+    Args:
+        open_channel: called once, when the first delta is asked for; submits the request.
+        abandon: called at most once, if the stream is left early; must be safe in a finalizer, on any thread.
+    """
+
+    def __init__(
+        self, open_channel: Callable[[], Awaitable[Channel]], abandon: Callable[[Channel], None]
+    ) -> None:
+        self._open_channel: Callable[[], Awaitable[Channel]] | None = open_channel
+        self._abandon = abandon
+        self._channel: Channel | None = None
+        self._ended = False
+
+    async def __anext__(self) -> OutputDelta:
+        if self._ended:
+            raise StopAsyncIteration
+        try:
+            delta = await self._next()
+        except BaseException:
+            self._leave()
+            raise
+        if delta is None:
+            self._ended, self._channel = True, None
+            raise StopAsyncIteration
+        return delta
+
+    async def asend(self, value: None) -> OutputDelta:
+        """The same as asking for the next delta."""
+        return await self.__anext__()
+
+    async def athrow(
+        self,
+        kind: type[BaseException] | BaseException,
+        value: BaseException | object = None,
+        trace: TracebackType | None = None,
+    ) -> Any:
+        """Leaves the stream, and raises what is given."""
+        self._leave()
+        raise kind
+
+    async def aclose(self) -> None:
+        """Leaves the stream."""
+        self._leave()
+
+    def __del__(self) -> None:
+        self._leave()
+
+    async def _next(self) -> OutputDelta | None:
+        if self._open_channel is not None:
+            opening, self._open_channel = self._open_channel, None
+            self._channel = await opening()
+        return None if self._channel is None else await self._channel.take()
+
+    def _leave(self) -> None:
+        channel, self._channel = self._channel, None
+        self._ended, self._open_channel = True, None
+        if channel is not None:
+            self._abandon(channel)

@@ -1,0 +1,318 @@
+"""The synchronous engine."""
+
+from __future__ import annotations
+
+import secrets
+import uuid
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+from torch import nn
+
+from pykv.engine.config import EngineConfig
+from pykv.engine.loading import load_runner
+from pykv.engine.outputs import Completion, OutputDelta, RequestOutput
+from pykv.engine.prompts import Prompt, check_length, checked_ids, encoded_prompt
+from pykv.engine.request import Request
+from pykv.engine.runner import Runner
+from pykv.engine.stats import EngineStats
+from pykv.engine.step_loop import StepLoop
+from pykv.errors import DuplicateRequestError, EngineDeadError, InvalidRequestError, QueueFullError, StepError
+from pykv.sampling.params import SamplingParams
+from pykv.scheduler import SchedulerConfig
+from pykv.text.stop_strings import StopStrings
+from pykv.text.text_stream import TextStream
+from pykv.text.tokenizer import TextTokenizer
+
+
+class Engine:
+    """Generates text with one model.
+
+        with Engine("bundled") as engine:
+            output = engine.generate("The capital of France is", SamplingParams(temperature=0, max_tokens=5))[0]
+            print(output.outputs[0].text)
+
+    Args:
+        model: "bundled", a folder, a GGUF file, a hub name, or a module of transformers.
+        tokenizer: of a module; the others bring theirs.
+        config: the options; None = their defaults.
+        progress: told in words what the loading does.
+
+    Raises:
+        ConfigError: the options do not fit the machine.
+        ModelError, UnsupportedModelError: the model cannot be read or served.
+    """
+
+    def __init__(
+        self,
+        model: str | Path | nn.Module = "bundled",
+        tokenizer: Any = None,
+        config: EngineConfig | None = None,
+        *,
+        progress: Callable[[str], None] | None = None,
+    ) -> None:
+        config = config or EngineConfig()
+        runner, tokenizer = load_runner(model, tokenizer, config, progress)
+        self._set_up(runner, tokenizer, config)
+
+    @classmethod
+    def from_runner(cls, runner: Runner, tokenizer: Any = None, config: EngineConfig | None = None) -> Self:
+        """Makes an engine of any model that writes and reads its KV through block tables.
+
+        Args:
+            runner: the model; its number of blocks and block size count, not the config's.
+            tokenizer: None = prompts are token ids and outputs have no text.
+        """
+        engine = cls.__new__(cls)
+        engine._set_up(runner, tokenizer, config or EngineConfig())
+        return engine
+
+    def _set_up(self, runner: Runner, tokenizer: Any, config: EngineConfig) -> None:
+        self.config = config
+        self.model_name = runner.name
+        self.vocab_size = runner.vocab_size
+        self.max_model_len = _longest_sequence(runner, config)
+        self.tokenizer = None if tokenizer is None else TextTokenizer(tokenizer)
+        self.num_blocks, self.block_size = runner.num_blocks, runner.block_size
+        self.steps = StepLoop(runner, self._scheduler_config())
+        self._eos_token_ids = runner.eos_token_ids
+        self._live: dict[str, Request] = {}
+        self._closed = False
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> list[RequestOutput]:
+        """Runs all prompts to their ends.
+
+        Args:
+            prompts: a text, or a sequence of texts and of sequences of token ids.
+            params: one for all, or one for each.
+
+        Returns:
+            One output a prompt, in order. A request that failed while it ran says so in its finish reason.
+
+        Raises:
+            InvalidRequestError: a prompt or its parameters are not allowed; nothing was run.
+            StepError: requests of `add_request` still run.
+        """
+        if self._live:
+            raise StepError(f"generate: {len(self._live)} requests of add_request still run")
+        requests = [self.new_request(*each) for each in _paired(prompts, params)]
+        outputs = {request.request_id: _empty_output(request) for request in requests}
+        try:
+            self._run_all(deque(requests), outputs)
+        finally:
+            self._abort_live()
+        return list(outputs.values())
+
+    def chat(
+        self, messages: Sequence[Mapping[str, str]], params: SamplingParams | None = None
+    ) -> RequestOutput:
+        """Answers a chat: messages with `role` and `content`, put through the model's chat template.
+
+        Raises:
+            InvalidRequestError: the messages or the parameters are not allowed.
+        """
+        return self.generate([self.encode_chat(messages)], params)[0]
+
+    def add_request(
+        self, prompt: Prompt, params: SamplingParams, *, request_id: str | None = None, scope: bytes = b""
+    ) -> str:
+        """Queues a request for `step`; returns its id.
+
+        Args:
+            scope: requests of different scopes share no cached blocks.
+
+        Raises:
+            DuplicateRequestError: a live request has this id.
+            CapacityError, InvalidRequestError, QueueFullError: it can never fit, is not allowed, or must wait.
+        """
+        request = self.new_request(prompt, params, request_id)
+        if request.request_id in self._live:
+            raise DuplicateRequestError(f"request_id {request.request_id!r} is live already")
+        self._submit(request, scope)
+        return request.request_id
+
+    def abort(self, request_id: str) -> bool:
+        """Ends a request; its last deltas come with the next step. Returns False if none of this id is live."""
+        request = self._live.get(request_id)
+        return request is not None and self.steps.abort(request)
+
+    def step(self) -> list[OutputDelta]:
+        """Runs one step and returns what is new.
+
+        Raises:
+            EngineDeadError: the engine was closed.
+        """
+        if self._closed:
+            raise EngineDeadError("the engine was closed")
+        deltas = self.steps.step()
+        for request, delta in deltas:
+            if delta.usage is not None:
+                self._live.pop(request.request_id, None)
+        return [delta for _, delta in deltas]
+
+    @property
+    def has_requests(self) -> bool:
+        """Whether any request has not ended."""
+        return self.steps.has_requests
+
+    def stats(self) -> EngineStats:
+        """Returns the counters and gauges as they are now; from any thread."""
+        return self.steps.stats()
+
+    def close(self) -> None:
+        """Ends all requests; no more can be added."""
+        self._abort_live()
+        self._closed = True
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def encode(self, prompt: Prompt) -> npt.NDArray[np.int32]:
+        """Returns a prompt's ids, int32 [num_tokens], all in the vocabulary; from any thread.
+
+        Raises:
+            CapacityError, InvalidRequestError: it is too long, empty, or holds what is no token.
+        """
+        return encoded_prompt(prompt, self.tokenizer, self.vocab_size, self.max_model_len)
+
+    def encode_chat(
+        self, messages: Sequence[Mapping[str, str]], template_options: Mapping[str, Any] | None = None
+    ) -> npt.NDArray[np.int32]:
+        """Returns the ids of the chat template over the messages, int32 [num_tokens]; from any thread.
+
+        Raises:
+            CapacityError, InvalidRequestError: they are too long, malformed, or refused by the template.
+        """
+        if self.tokenizer is None:
+            raise InvalidRequestError("messages: the engine has no tokenizer; send token ids", "messages")
+        check_length(_num_characters(messages), self.tokenizer, self.max_model_len)
+        token_ids = self.tokenizer.encode_chat(messages, template_options)
+        return checked_ids(token_ids, self.vocab_size, self.max_model_len)
+
+    def check_queue(self, num_samples: int) -> None:
+        """Says early, before a prompt is encoded, that the queue is full; from any thread.
+
+        Raises:
+            QueueFullError: so many samples more may not wait.
+        """
+        self.steps.check_queue(num_samples)
+
+    def new_request(self, prompt: Prompt, params: SamplingParams, request_id: str | None = None) -> Request:
+        """Checks a request without queueing it; from any thread.
+
+        Raises:
+            CapacityError, InvalidRequestError: it is too long or not allowed.
+        """
+        params.validated(self.vocab_size)
+        if params.n > self.config.max_num_seqs:
+            raise InvalidRequestError(f"n is {params.n}; allowed: at most {self.config.max_num_seqs}", "n")
+        if params.stop and self.tokenizer is None:
+            raise InvalidRequestError("stop: the engine has no tokenizer; allowed: stop_token_ids", "stop")
+        token_ids = self.encode(prompt)
+        return Request(
+            request_id or uuid.uuid4().hex,
+            token_ids,
+            params,
+            secrets.randbits(64) if params.seed is None else params.seed,
+            self._eos_token_ids,
+            self._text_streams(token_ids, params),
+        )
+
+    def _text_streams(
+        self, token_ids: npt.NDArray[np.int32], params: SamplingParams
+    ) -> Callable[[], TextStream | None]:
+        tokenizer = self.tokenizer
+        if tokenizer is None:
+            return lambda: None
+        stops = StopStrings(params.stop) if params.stop else None
+        context = token_ids[-8:].tolist()
+        return lambda: TextStream(tokenizer.detokenizer(context), stops, params.min_tokens)
+
+    def _submit(self, request: Request, scope: bytes = b"") -> None:
+        if self._closed:
+            raise EngineDeadError("the engine was closed")
+        self.steps.submit(request, scope)
+        self._live[request.request_id] = request
+
+    def _run_all(self, waiting: deque[Request], outputs: dict[str, RequestOutput]) -> None:
+        while waiting or self._live:
+            self._feed(waiting)
+            for delta in self.step():
+                outputs[delta.request_id].add(delta)
+
+    def _feed(self, waiting: deque[Request]) -> None:
+        """Submits what the queue takes."""
+        while waiting:
+            try:
+                self._submit(waiting[0])
+            except QueueFullError:
+                if not self._live:
+                    raise
+                return
+            waiting.popleft()
+
+    def _abort_live(self) -> None:
+        for request in self._live.values():
+            self.steps.abort(request)
+        while self._live and self.has_requests:
+            self.step()
+
+    def _scheduler_config(self) -> SchedulerConfig:
+        config = self.config
+        return SchedulerConfig(
+            num_blocks=self.num_blocks,
+            block_size=self.block_size,
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            max_chunk_tokens=config.max_chunk_tokens,
+            max_model_len=self.max_model_len,
+            watermark=config.watermark,
+            enable_prefix_caching=config.enable_prefix_caching,
+            max_queued_requests=config.max_queued_requests,
+        )
+
+
+def _longest_sequence(runner: Runner, config: EngineConfig) -> int:
+    """Returns the most tokens that a sequence can have, by the model, the options and the pool."""
+    usable_slots = (runner.num_blocks - 1) * runner.block_size
+    return min(config.max_model_len or runner.max_model_len, runner.max_model_len, usable_slots)
+
+
+def _paired(
+    prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None
+) -> Iterable[tuple[Prompt, SamplingParams]]:
+    listed: list[Prompt] = [prompts] if isinstance(prompts, str) else list(prompts)  # type: ignore[arg-type]
+    if any(isinstance(prompt, (int, np.integer)) for prompt in listed):
+        raise InvalidRequestError("prompts holds bare token ids; allowed: a sequence of prompts", "prompts")
+    if params is None or isinstance(params, SamplingParams):
+        return [(prompt, params or SamplingParams()) for prompt in listed]
+    if len(params) != len(listed):
+        raise InvalidRequestError(f"params has {len(params)} entries for {len(listed)} prompts", "params")
+    return list(zip(listed, params, strict=True))
+
+
+def _empty_output(request: Request) -> RequestOutput:
+    completions = [Completion(index) for index in range(request.params.n)]
+    return RequestOutput(request.request_id, request.prompt.tolist(), completions)
+
+
+def _num_characters(messages: object) -> int:
+    """How long the contents are together; malformed messages count nothing and are refused later."""
+    if not isinstance(messages, Sequence):
+        return 0
+    contents = [message.get("content") for message in messages if isinstance(message, Mapping)]
+    return sum(len(content) for content in contents if isinstance(content, str))

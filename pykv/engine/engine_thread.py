@@ -1,0 +1,118 @@
+"""The thread that runs the steps."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from queue import Empty, SimpleQueue
+
+from pykv.engine.deltas import RequestDelta
+from pykv.engine.request import Request
+from pykv.engine.step_loop import StepLoop
+
+
+class _Wake:
+    """Looks for new requests."""
+
+
+class _Stop:
+    """Ends all requests, then the thread."""
+
+
+Command = _Wake | _Stop | Request  # a request: it is aborted
+
+
+class EngineThread:
+    """Steps while there are requests, sleeps while there are none.
+
+    Its commands go through a queue whose `put` may interrupt itself: they may be given in a finalizer.
+
+    Args:
+        steps: no other thread may step it.
+        deliver: called on the thread with what each step gave.
+        ended: called on the thread when it ends, with what it raised, or None.
+    """
+
+    def __init__(
+        self,
+        steps: StepLoop,
+        deliver: Callable[[list[RequestDelta]], None],
+        ended: Callable[[BaseException | None], None],
+    ) -> None:
+        self._steps = steps
+        self._deliver = deliver
+        self._ended = ended
+        self._commands: SimpleQueue[Command] = SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="pykv-engine", daemon=True)
+        self._last_progress = time.monotonic()
+        self._is_idle = True
+        self._is_stopping = False
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the thread runs."""
+        return self._thread.is_alive()
+
+    @property
+    def last_progress(self) -> float:
+        """When the last step ended, on the monotonic clock, in seconds; now, while there is nothing to do."""
+        return time.monotonic() if self._is_idle else self._last_progress
+
+    def start(self) -> None:
+        """Starts the thread; to be called once."""
+        self._thread.start()
+
+    def wake(self) -> None:
+        """Makes the thread see a request that was submitted."""
+        self._commands.put(_Wake())
+
+    def abort(self, request: Request) -> None:
+        """Ends a request before the next step is planned."""
+        self._commands.put(request)
+
+    def stop(self) -> None:
+        """Ends all requests and then the thread."""
+        self._commands.put(_Stop())
+
+    def join(self, timeout_seconds: float) -> bool:
+        """Waits for the thread's end; returns whether it came."""
+        self._thread.join(timeout_seconds)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        error: BaseException | None = None
+        try:
+            while not self._is_stopping or self._steps.has_requests:
+                self._take_commands()
+                if self._steps.has_requests:
+                    self._step()
+        except BaseException as raised:
+            error = raised
+        self._ended(error)
+
+    def _step(self) -> None:
+        deltas = self._steps.step()
+        self._last_progress = time.monotonic()
+        if deltas:
+            self._deliver(deltas)
+
+    def _take_commands(self) -> None:
+        """Follows all commands that came; waits for one while there is nothing to do."""
+        if not self._steps.has_requests:
+            self._is_idle = True
+            self._follow(self._commands.get())
+            self._last_progress = time.monotonic()
+            self._is_idle = False
+        while True:
+            try:
+                self._follow(self._commands.get_nowait())
+            except Empty:
+                return
+
+    def _follow(self, command: Command) -> None:
+        if isinstance(command, Request):
+            self._steps.abort(command)
+        elif isinstance(command, _Stop):
+            self._is_stopping = True
+            self._steps.abort_all()

@@ -1,0 +1,72 @@
+"""What the engine needs of a model, and how a model of transformers gives it."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+from pykv.engine.step_tensors import StepTensors
+from pykv.kv_pool import KvPool
+from pykv.models.causal_model import CausalModel
+from pykv.models.step_context import StepContext
+
+
+class Runner(Protocol):
+    """A model with its KV cache.
+
+    Attributes:
+        name: what to call the model.
+        vocab_size: number of token ids, and of logits.
+        max_model_len: most tokens of a sequence.
+        eos_token_ids: tokens that end a generation.
+        device: where it computes.
+        num_blocks, block_size: of its KV cache; block 0 counts and is never handed out.
+    """
+
+    name: str
+    vocab_size: int
+    max_model_len: int
+    eos_token_ids: frozenset[int]
+    device: torch.device
+    num_blocks: int
+    block_size: int
+
+    def copy_blocks(self, pairs: torch.Tensor) -> None:
+        """Copies whole blocks; int64 [num_pairs, 2], source and target."""
+        ...
+
+    def forward(self, step: StepTensors) -> torch.Tensor:
+        """Writes the KV of the step's tokens; returns float32 [num_logits, vocab_size] for the caller to keep."""
+        ...
+
+
+class ModelRunner:
+    """A causal language model of transformers over a KV pool."""
+
+    def __init__(self, model: CausalModel, pool: KvPool, attention_backend: str) -> None:
+        self._model = model
+        self._pool = pool
+        self._attention_backend = attention_backend
+        self.name = model.name
+        self.vocab_size = model.vocab_size
+        self.max_model_len = model.max_model_len
+        self.eos_token_ids = model.eos_token_ids
+        self.device = model.device
+        self.num_blocks = pool.num_blocks
+        self.block_size = pool.block_size
+
+    def copy_blocks(self, pairs: torch.Tensor) -> None:
+        self._pool.copy_blocks(pairs, self._attention_backend)
+
+    def forward(self, step: StepTensors) -> torch.Tensor:
+        context = StepContext(
+            pool=self._pool,
+            slot_mapping=step.slot_mapping,
+            block_tables=step.block_tables,
+            seq_lens=step.seq_lens,
+            query_starts=step.query_starts,
+            table_rows=step.table_rows,
+            backend=self._attention_backend,
+        )
+        return self._model.forward(step.token_ids, step.positions, step.logits_indices, context)

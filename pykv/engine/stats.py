@@ -1,0 +1,98 @@
+"""The engine's counters and gauges."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from pykv.scheduler import SchedulerStats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineStats:
+    """What the engine has done since it was made, and what it holds now.
+
+    Attributes:
+        num_waiting, num_running: sequences.
+        num_live_requests: requests that have not ended.
+        blocks_total: usable blocks = blocks_free + blocks_cached (idle, may be hit) + blocks_active (held).
+        slots_allocated: slots of the active blocks.
+        tokens_held: how many of these slots hold a token.
+        num_steps, num_requests: steps that were applied, requests that were taken.
+        num_prompt_tokens, num_output_tokens: of the requests that have ended.
+        num_finished: samples that have ended, by finish reason.
+        prefix_queried_tokens, prefix_hit_tokens: prompt tokens that were looked for in the cache, and found.
+        preemptions, recomputed_tokens, evictions: events, tokens, blocks.
+        peak_blocks_active, peak_tokens_held: the most so far.
+        peak_table_blocks, peak_table_tokens: the same counted once a sequence, as if nothing were shared.
+        peak_num_running: sequences.
+    """
+
+    num_waiting: int
+    num_running: int
+    num_live_requests: int
+    blocks_total: int
+    blocks_free: int
+    blocks_cached: int
+    blocks_active: int
+    slots_allocated: int
+    tokens_held: int
+    num_steps: int
+    num_requests: int
+    num_prompt_tokens: int
+    num_output_tokens: int
+    num_finished: Mapping[str, int]
+    prefix_queried_tokens: int
+    prefix_hit_tokens: int
+    preemptions: int
+    recomputed_tokens: int
+    evictions: int
+    peak_blocks_active: int
+    peak_tokens_held: int
+    peak_table_blocks: int
+    peak_table_tokens: int
+    peak_num_running: int
+
+
+@dataclass(slots=True)
+class Counters:
+    """What the engine counts itself."""
+
+    num_steps: int = 0
+    num_requests: int = 0
+    num_prompt_tokens: int = 0
+    num_output_tokens: int = 0
+    num_finished: Counter[str] = field(default_factory=Counter)
+
+
+def engine_stats(
+    counters: Counters, scheduler: SchedulerStats, num_live_requests: int, block_size: int
+) -> EngineStats:
+    """Puts the engine's counters and the scheduler's together."""
+    return EngineStats(
+        num_waiting=scheduler.num_waiting,
+        num_running=scheduler.num_running,
+        num_live_requests=num_live_requests,
+        blocks_total=scheduler.blocks_total,
+        blocks_free=scheduler.blocks_free,
+        blocks_cached=scheduler.blocks_cached,
+        blocks_active=scheduler.blocks_active,
+        slots_allocated=scheduler.blocks_active * block_size,
+        tokens_held=scheduler.tokens_held,
+        num_steps=counters.num_steps,
+        num_requests=counters.num_requests,
+        num_prompt_tokens=counters.num_prompt_tokens,
+        num_output_tokens=counters.num_output_tokens,
+        num_finished=dict(counters.num_finished),
+        prefix_queried_tokens=scheduler.prefix_queried_tokens,
+        prefix_hit_tokens=scheduler.prefix_hit_tokens,
+        preemptions=scheduler.preemptions,
+        recomputed_tokens=scheduler.recomputed_tokens,
+        evictions=scheduler.evictions,
+        peak_blocks_active=scheduler.peak_blocks_active,
+        peak_tokens_held=scheduler.peak_tokens_held,
+        peak_table_blocks=scheduler.peak_table_blocks,
+        peak_table_tokens=scheduler.peak_table_tokens,
+        peak_num_running=scheduler.peak_num_running,
+    )

@@ -1,0 +1,83 @@
+"""One step's work as tensors: views of the scheduler's host arrays, made once and sliced a step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from pykv.scheduler import Plan, StepBuffers
+
+Indices = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class StepTensors:
+    """What a model gets to compute.
+
+    Attributes:
+        token_ids, positions, slot_mapping: int64 [num_tokens].
+        block_tables: int32 [max_num_seqs, max_blocks_per_seq].
+        seq_lens, table_rows: int32 [num_batch_rows].
+        query_starts: int32 [num_batch_rows + 1].
+        logits_indices: int64 [num_logits], the tokens whose logits are wanted, some more than once.
+    """
+
+    token_ids: torch.Tensor
+    positions: torch.Tensor
+    slot_mapping: torch.Tensor
+    block_tables: torch.Tensor
+    seq_lens: torch.Tensor
+    table_rows: torch.Tensor
+    query_starts: torch.Tensor
+    logits_indices: torch.Tensor
+
+
+class StepViews:
+    """The tensors of one set of step buffers.
+
+    Args:
+        buffers: the scheduler fills them; shared, not copied, where the device is the CPU.
+        device: of the model.
+    """
+
+    def __init__(self, buffers: StepBuffers, device: torch.device) -> None:
+        self.buffers = buffers
+        self._device = device
+        self._token_ids = torch.from_numpy(buffers.token_ids)
+        self._positions = torch.from_numpy(buffers.positions)
+        self._slot_mapping = torch.from_numpy(buffers.slot_mapping)
+        self._block_tables = torch.from_numpy(buffers.block_tables)
+        self._seq_lens = torch.from_numpy(buffers.seq_lens)
+        self._table_rows = torch.from_numpy(buffers.table_rows)
+        self._query_starts = torch.from_numpy(buffers.query_starts)
+        self._copy_pairs = torch.from_numpy(buffers.copy_pairs)
+
+    def copies(self, plan: Plan) -> torch.Tensor:
+        """Returns int64 [num_copies, 2]: blocks to copy, source and target, before the model runs."""
+        return self._copy_pairs[: plan.num_copies].to(self._device)
+
+    def step(self, plan: Plan, logits_indices: Indices) -> StepTensors:
+        """Returns the whole step."""
+        return self._part(0, plan.num_batch_rows, 0, plan.num_tokens, torch.from_numpy(logits_indices))
+
+    def alone(self, batch_row: int, logits_indices: Indices) -> StepTensors:
+        """Returns the part of the step that one batch row computes; the indices count from its first token."""
+        first, end = self.buffers.query_starts[batch_row : batch_row + 2].tolist()
+        return self._part(batch_row, batch_row + 1, first, end, torch.from_numpy(logits_indices))
+
+    def _part(self, row: int, end_row: int, token: int, end_token: int, indices: torch.Tensor) -> StepTensors:
+        starts = self._query_starts[row : end_row + 1]
+        tensors = (
+            self._token_ids[token:end_token],
+            self._positions[token:end_token],
+            self._slot_mapping[token:end_token],
+            self._block_tables,
+            self._seq_lens[row:end_row],
+            self._table_rows[row:end_row],
+            starts - token if token else starts,
+            indices,
+        )
+        return StepTensors(*(tensor.to(self._device) for tensor in tensors))

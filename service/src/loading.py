@@ -1,0 +1,51 @@
+"""Loads what the options name: the model, its cache and its engine. The heavy imports wait until then."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import pykv
+from pykv.service.options import ServeOptions
+from pykv.service.served import ModelDescription, ServedModel
+
+if TYPE_CHECKING:
+    from pykv.engine import Engine
+    from pykv.engine.runner import ModelRunner
+
+__all__ = ["load_model"]
+
+
+def load_model(options: ServeOptions, tell: Callable[[str], None]) -> ServedModel:
+    """Loads a model; takes seconds to minutes.
+
+    Args:
+        tell: told in words what the loading does.
+
+    Raises:
+        ConfigError: the options do not fit together, or not the machine's memory.
+        ModelError, UnsupportedModelError: the model cannot be found, read or served.
+    """
+    config = options.engine_config()
+    tell("importing torch and transformers")
+    from pykv.engine import AsyncEngine, Engine
+    from pykv.engine.loading import load_runner
+
+    runner, tokenizer = load_runner(options.model, None, config, tell)
+    engine = Engine.from_runner(runner, tokenizer, config)
+    return ServedModel(AsyncEngine(engine), describe(engine, runner))
+
+
+def describe(engine: "Engine", runner: "ModelRunner") -> ModelDescription:
+    """What clients and operators are told of an engine."""
+    pool: Any = runner._pool
+    return ModelDescription(
+        name=runner.name,
+        version=pykv.__version__,
+        dtype=str(pool.dtype).removeprefix("torch."),
+        device=str(pool.device),
+        vocab_size=runner.vocab_size,
+        eos_token_ids=tuple(sorted(runner.eos_token_ids)),
+        max_model_len=engine.max_model_len,
+        block_size=runner.block_size,
+        num_blocks=runner.num_blocks - 1,
+        kv_bytes_per_token=pool.layout.bytes_per_token(pool.dtype),
+    )

