@@ -197,7 +197,7 @@ def script(text):
     tokens = [*(text.encode() if isinstance(text, str) else text), EOS]
 
     def rule(history):
-        said = history[len(history) - history[::-1].index(10) :]
+        said = history[len(history) - history[::-1].index(10) :] if 10 in history else tokens
         return tokens[min(len(said), len(tokens) - 1)]
 
     return rule
@@ -242,3 +242,9 @@ def toy_reference():
         return tokens[len(prompt) :]
 
     return greedy
+
+
+@pytest.fixture(scope="session")
+def toy_logits():
+    """The logits of the toy model after each token of a whole sequence, without cache."""
+    return toy_forward
