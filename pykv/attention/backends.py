@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol, cast
 
 import torch
@@ -53,21 +54,38 @@ def backend_names() -> tuple[str, ...]:
     return BACKEND_NAMES
 
 
-def backend_for(name: str, device: torch.device) -> Backend:
-    """Returns the backend called `name`; "auto" means the fastest one for the device.
+@dataclass(frozen=True)
+class LoadedBackend:
+    """A backend, and whether it checks itself what the index tensors hold."""
+
+    functions: Backend
+    checks_contents: bool
+
+
+def backend_for(name: str, device: torch.device, dtype: torch.dtype) -> LoadedBackend:
+    """Returns the backend called `name`; "auto" means the fastest one for the device and dtype.
 
     Raises:
-        ValueError: no backend has this name, or it does not serve this device.
+        ValueError: no backend has this name, or it does not serve this device or dtype.
     """
-    return _load(name, device.type)
+    return _load(name, device.type, dtype)
 
 
 @functools.cache
-def _load(name: str, device_type: str) -> Backend:
+def _load(name: str, device_type: str, dtype: torch.dtype) -> LoadedBackend:
     if name == "auto":
-        name = {"cpu": "torch", "cuda": "triton"}.get(device_type, "torch")
+        name = _best(device_type, dtype)
     if name not in BACKEND_NAMES:
         raise ValueError(f"backend is {name!r}; allowed are 'auto', " + ", ".join(map(repr, BACKEND_NAMES)))
     if name == "cpu" and device_type != "cpu":
         raise ValueError(f"backend 'cpu' serves tensors on the CPU, but these are on {device_type!r}")
-    return cast(Backend, importlib.import_module(f"pykv.attention.{name}_backend"))
+    if name != "torch" and dtype is torch.float64:
+        raise TypeError(f"backend {name!r} does not serve {dtype}; 'torch' does")
+    module = importlib.import_module(f"pykv.attention.{name}_backend")
+    return LoadedBackend(cast(Backend, module), checks_contents=name == "cpu")
+
+
+def _best(device_type: str, dtype: torch.dtype) -> str:
+    if dtype is torch.float64:
+        return "torch"
+    return {"cpu": "cpu", "cuda": "triton"}.get(device_type, "torch")

@@ -24,18 +24,25 @@ def check_rows(
 
 
 def check_tables(
-    num_blocks: int, block_size: int, block_tables: Tensor, seq_lens: Tensor, table_rows: Tensor | None
+    key_cache: Tensor,
+    block_tables: Tensor,
+    seq_lens: Tensor,
+    query_starts: Tensor,
+    table_rows: Tensor | None,
+    window: int | None,
 ) -> None:
-    """Raises ValueError unless every sequence lies in its table row, and every block of it in the cache."""
+    """Raises ValueError unless every sequence lies in its table row, and every block that it reads in the cache."""
+    num_blocks, _, block_size, _ = key_cache.shape
     capacity = block_tables.shape[1] * block_size
-    lengths = seq_lens.tolist()
+    lengths, num_queries = seq_lens.tolist(), query_starts.diff().tolist()
     rows = range(len(lengths)) if table_rows is None else table_rows.tolist()
     for index, (row, length) in enumerate(zip(rows, lengths, strict=True)):
         if length > capacity:
             raise ValueError(f"seq_lens[{index}] is {length}; a row of block_tables holds {capacity} tokens")
-        used = block_tables[row, : -(-length // block_size)]
+        first = 0 if window is None else max(0, length - num_queries[index] - window + 1)
+        used = block_tables[row, first // block_size : -(-length // block_size)]
         bad = used[(used < 0) | (used >= num_blocks)]
-        if bad.numel():
+        if num_queries[index] and bad.numel():
             raise ValueError(
                 f"block_tables[{row}] names block {int(bad[0])}; the cache has {num_blocks} blocks"
             )

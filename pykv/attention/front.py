@@ -66,12 +66,11 @@ def paged_attention(
     checks.check_heads(query, key_cache)
     checks.check_step(block_tables, seq_lens, query_starts, table_rows, device)
     checks.check_options(scale, window, softcap)
-    module = backend_for(backend, device)
-    if device.type == "cpu":
-        num_blocks, _, block_size, _ = key_cache.shape
+    loaded = backend_for(backend, device, query.dtype)
+    if device.type == "cpu" and not loaded.checks_contents:
         contents.check_rows(query.shape[0], block_tables, seq_lens, query_starts, table_rows)
-        contents.check_tables(num_blocks, block_size, block_tables, seq_lens, table_rows)
-    return module.paged_attention(
+        contents.check_tables(key_cache, block_tables, seq_lens, query_starts, table_rows, window)
+    return loaded.functions.paged_attention(
         query,
         key_cache,
         value_cache,
@@ -122,10 +121,10 @@ def write_kv(
     meaning = "(len(slot_mapping), num_kv_heads, head_dim)"
     checks.check_shape("key", key, (num_tokens, num_kv_heads, head_dim_k), meaning)
     checks.check_shape("value", value, (num_tokens, num_kv_heads, value_cache.shape[3]), meaning)
-    module = backend_for(backend, device)
-    if device.type == "cpu":
+    loaded = backend_for(backend, device, key.dtype)
+    if device.type == "cpu" and not loaded.checks_contents:
         contents.check_slots(slot_mapping, num_blocks * block_size)
-    module.write_kv(key, value, key_cache, value_cache, slot_mapping)
+    loaded.functions.write_kv(key, value, key_cache, value_cache, slot_mapping)
 
 
 def copy_blocks(
@@ -152,12 +151,12 @@ def copy_blocks(
     checks.check_last_contiguous("pairs", pairs)
     for key_cache, value_cache in zip(key_caches, value_caches, strict=True):
         checks.check_caches(key_cache, value_cache, key_cache.dtype, device)
-    module = backend_for(backend, device)
     if not key_caches or not len(pairs):
         return
+    loaded = backend_for(backend, device, key_caches[0].dtype)
     if device.type == "cpu":
         contents.check_pairs(pairs, min(cache.shape[0] for cache in key_caches))
-    module.copy_blocks(key_caches, value_caches, pairs)
+    loaded.functions.copy_blocks(key_caches, value_caches, pairs)
 
 
 def _prepared_sinks(sinks: Tensor | None, query: Tensor) -> Tensor | None:

@@ -1,0 +1,114 @@
+//! Which rows of the caches a span reads, and which of its positions a token sees.
+
+use std::ops::Range;
+
+use super::scratch::SpanRows;
+use crate::SPAN;
+use crate::plan::{PlanShape, Token, Unit};
+use crate::view::{CacheView, ScalesView, Side};
+
+/// The positions of the span at `start` that the unit reads.
+pub(super) fn read_positions(unit: &Unit, start: usize) -> Range<usize> {
+    let first = start.max(unit.seen.start);
+    first..(start + SPAN).min(unit.seen.end).max(first)
+}
+
+/// The positions that a token sees, relative to the span at `start`.
+pub(super) fn seen_positions(token: &Token, start: usize, shape: &PlanShape) -> Range<usize> {
+    let first = shape.first_seen(token.position).max(start);
+    let end = (token.position + 1).min(start + SPAN).max(first);
+    first - start..end - start
+}
+
+/// Calls `visit` for each run of positions that lie side by side in one block: the block's id, the first offset in
+/// the block and the positions.
+pub(super) fn for_each_block(
+    unit: &Unit,
+    blocks: &[usize],
+    block_size: usize,
+    positions: Range<usize>,
+    mut visit: impl FnMut(usize, usize, Range<usize>),
+) {
+    let mut position = positions.start;
+    while position < positions.end {
+        let (block, offset) = (position / block_size, position % block_size);
+        let end = (position - offset + block_size).min(positions.end);
+        let id = blocks[unit.table.start + block - unit.table.first_block];
+        visit(id, offset, position..end);
+        position = end;
+    }
+}
+
+/// Finds the rows of the span at `start`; positions that the unit does not read stay as they are.
+pub(super) fn find_rows(
+    unit: &Unit,
+    blocks: &[usize],
+    caches: [&CacheView; 2],
+    start: usize,
+    rows: &mut SpanRows,
+) {
+    let positions = read_positions(unit, start);
+    let [keys, values] = caches;
+    for_each_block(unit, blocks, keys.block_size(), positions, |id, offset, positions| {
+        let mut key = keys.row(id, unit.kv_head, offset);
+        let mut value = values.row(id, unit.kv_head, offset);
+        for position in positions {
+            rows.keys[position - start] = key;
+            rows.values[position - start] = value;
+            key = key.wrapping_offset(keys.strides[2]);
+            value = value.wrapping_offset(values.strides[2]);
+        }
+    });
+}
+
+/// Reads the scales of the span at `start`; positions that the unit does not read get 0.
+///
+/// # Safety
+/// The scales of the unit's blocks can be read.
+pub(super) unsafe fn read_scales(
+    unit: &Unit,
+    blocks: &[usize],
+    block_size: usize,
+    start: usize,
+    scales: &ScalesView,
+    to: [&mut [f32]; 2],
+) {
+    let [keys, values] = to;
+    keys[..SPAN].fill(0.0);
+    values[..SPAN].fill(0.0);
+    for_each_block(unit, blocks, block_size, read_positions(unit, start), |id, offset, positions| {
+        for (step, position) in positions.enumerate() {
+            // SAFETY: the block's id is checked, and the offset lies in the block.
+            unsafe {
+                keys[position - start] = *scales.entry(id, Side::Key, unit.kv_head, offset + step);
+                values[position - start] = *scales.entry(id, Side::Value, unit.kv_head, offset + step);
+            }
+        }
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::Table;
+
+    fn unit(seen: Range<usize>) -> Unit {
+        Unit { tokens: 0..1, table: Table { start: 0, first_block: 0 }, kv_head: 0, segments: 0..1, seen }
+    }
+
+    #[test]
+    fn blocks_are_visited_in_order_and_cut_at_their_borders() {
+        let mut visits = Vec::new();
+        for_each_block(&unit(0..20), &[7, 5, 9], 6, 4..14, |id, offset, positions| {
+            visits.push((id, offset, positions));
+        });
+        assert_eq!(visits, [(7, 4, 4..6), (5, 0, 6..12), (9, 0, 12..14)]);
+    }
+
+    #[test]
+    fn a_unit_reads_no_position_outside_what_it_sees() {
+        assert_eq!(read_positions(&unit(70..100), 64), 70..100);
+        assert_eq!(read_positions(&unit(70..100), 128), 128..128);
+        assert_eq!(read_positions(&unit(0..1000), 128), 128..192);
+    }
+}

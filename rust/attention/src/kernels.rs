@@ -1,0 +1,186 @@
+//! The kernels as compiled for each instruction set, and the choice between them at run time.
+
+use std::sync::OnceLock;
+
+use crate::element::{Brain, Byte, Element, Half, Single, Small};
+use crate::gather::Gather;
+use crate::product::Product;
+use crate::simd::portable::Portable;
+use crate::simd::{Arithmetic, Simd};
+use crate::softmax::Softmax;
+use crate::view::Format;
+
+/// Which instructions the kernels may use. A set that the machine lacks falls back to the next best.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum InstructionSet {
+    /// What the compiler's target has: SSE2, NEON.
+    Portable,
+    /// AVX2, FMA and F16C.
+    Avx2,
+    /// AVX-512 F, BW, VL and DQ.
+    Avx512,
+    /// AVX-512 with products of bf16.
+    Avx512Bf16,
+}
+
+impl InstructionSet {
+    /// The best that this machine has.
+    pub fn detect() -> InstructionSet {
+        static BEST: OnceLock<InstructionSet> = OnceLock::new();
+        *BEST.get_or_init(|| {
+            let all = [InstructionSet::Avx512Bf16, InstructionSet::Avx512, InstructionSet::Avx2];
+            all.into_iter().find(|set| set.is_available()).unwrap_or(InstructionSet::Portable)
+        })
+    }
+
+    /// Its name, in lower case.
+    pub fn name(self) -> &'static str {
+        match self {
+            InstructionSet::Portable if cfg!(target_arch = "aarch64") => "neon",
+            InstructionSet::Portable => "portable",
+            InstructionSet::Avx2 => "avx2",
+            InstructionSet::Avx512 => "avx512",
+            InstructionSet::Avx512Bf16 => "avx512_bf16",
+        }
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    fn is_available(self) -> bool {
+        match self {
+            InstructionSet::Portable => true,
+            InstructionSet::Avx2 => crate::simd::avx2::Avx2::detect(),
+            InstructionSet::Avx512 => crate::simd::avx512::Avx512::detect(),
+            InstructionSet::Avx512Bf16 => crate::simd::avx512_bf16::Avx512Bf16::detect(),
+        }
+    }
+
+    #[cfg(not(target_arch = "x86_64"))]
+    fn is_available(self) -> bool {
+        self == InstructionSet::Portable
+    }
+}
+
+/// The kernels for one cache format and one way to multiply.
+#[derive(Clone, Copy)]
+pub(crate) struct Kernels {
+    /// Singles in a vector.
+    pub(crate) lanes: usize,
+    /// Values in a 32-bit lane: 1 for singles, 2 for bf16.
+    pub(crate) values: usize,
+    /// See [`crate::gather::gather_keys`].
+    pub(crate) gather_keys: unsafe fn(&Gather),
+    /// See [`crate::gather::gather_values`].
+    pub(crate) gather_values: unsafe fn(&Gather),
+    /// See [`crate::product::multiply`].
+    pub(crate) multiply: unsafe fn(&Product),
+    /// See [`crate::softmax::soften`].
+    pub(crate) soften: unsafe fn(&Softmax),
+}
+
+impl Kernels {
+    /// The kernels for a query and a cache of these formats, with no more than these instructions.
+    ///
+    /// Where query and cache both fit bf16 they are multiplied as bf16 if the machine can, otherwise as singles.
+    pub(crate) fn choose(query: Format, cache: Format, limit: InstructionSet) -> Kernels {
+        let set = limit.min(InstructionSet::detect());
+        let fits_bf16 = query == Format::Bf16 && matches!(cache, Format::Bf16 | Format::Int8 | Format::Fp8);
+        #[cfg(target_arch = "x86_64")]
+        match set {
+            InstructionSet::Avx512Bf16 if fits_bf16 => return of_avx512_bf16(cache),
+            InstructionSet::Avx512Bf16 | InstructionSet::Avx512 => return of_avx512(cache),
+            InstructionSet::Avx2 => return of_avx2(cache),
+            InstructionSet::Portable => {}
+        }
+        let _ = (set, fits_bf16);
+        of_portable(cache)
+    }
+}
+
+/// Compiles the kernels for one arithmetic; `$token` makes the proof that the machine has it.
+macro_rules! compile {
+    ($table:ident, $module:ident, $arithmetic:ty, $token:expr, [$($format:ident => $element:ty),*$(; $other:pat)?], $(#[$features:meta])*) => {
+        mod $module {
+            use super::*;
+
+            /// # Safety
+            /// See [`crate::gather::gather_keys`]; the machine has the instructions.
+            $(#[$features])*
+            unsafe fn gather_keys<E: Element>(job: &Gather) {
+                // SAFETY: the same contract.
+                unsafe { crate::gather::gather_keys::<$arithmetic, E>($token, job) }
+            }
+
+            /// # Safety
+            /// See [`crate::gather::gather_values`]; the machine has the instructions.
+            $(#[$features])*
+            unsafe fn gather_values<E: Element>(job: &Gather) {
+                // SAFETY: the same contract.
+                unsafe { crate::gather::gather_values::<$arithmetic, E>($token, job) }
+            }
+
+            /// # Safety
+            /// See [`crate::product::multiply`]; the machine has the instructions.
+            $(#[$features])*
+            unsafe fn multiply(job: &Product) {
+                // SAFETY: the same contract.
+                unsafe { crate::product::multiply::<$arithmetic>($token, job) }
+            }
+
+            /// # Safety
+            /// See [`crate::softmax::soften`]; the machine has the instructions.
+            $(#[$features])*
+            unsafe fn soften(job: &Softmax) {
+                // SAFETY: the same contract.
+                unsafe { crate::softmax::soften::<$arithmetic>($token, job) }
+            }
+
+            fn kernels<E: Element>() -> Kernels {
+                Kernels {
+                    lanes: <$arithmetic>::LANES,
+                    values: <$arithmetic>::VALUES,
+                    gather_keys: gather_keys::<E>,
+                    gather_values: gather_values::<E>,
+                    multiply,
+                    soften,
+                }
+            }
+
+            pub(super) fn $table(format: Format) -> Kernels {
+                match format {
+                    $(Format::$format => kernels::<$element>(),)*
+                    $($other => unreachable!("no kernel for {format:?}"),)?
+                }
+            }
+        }
+        use $module::$table;
+    };
+}
+
+compile!(
+    of_portable, portable, Portable, Portable,
+    [F32 => Single, Bf16 => Brain, F16 => Half, Int8 => Byte, Fp8 => Small],
+);
+
+#[cfg(target_arch = "x86_64")]
+use crate::simd::{avx2::Avx2, avx512::Avx512, avx512_bf16::Avx512Bf16};
+
+#[cfg(target_arch = "x86_64")]
+compile!(
+    of_avx2, avx2, Avx2, Avx2::assume(),
+    [F32 => Single, Bf16 => Brain, F16 => Half, Int8 => Byte, Fp8 => Small],
+    #[target_feature(enable = "avx2,fma,f16c")]
+);
+
+#[cfg(target_arch = "x86_64")]
+compile!(
+    of_avx512, avx512, Avx512, Avx512::assume(),
+    [F32 => Single, Bf16 => Brain, F16 => Half, Int8 => Byte, Fp8 => Small],
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,fma,f16c")]
+);
+
+#[cfg(target_arch = "x86_64")]
+compile!(
+    of_avx512_bf16, avx512_bf16, Avx512Bf16, Avx512Bf16::assume(),
+    [Bf16 => Brain, Int8 => Byte, Fp8 => Small; Format::F32 | Format::F16],
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,fma,f16c")]
+);

@@ -1,0 +1,114 @@
+//! What the kernels ask of a vector unit. Each unit is a token type: a value of it exists only where the unit does.
+
+pub(crate) mod portable;
+
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod avx2;
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod avx512;
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod avx512_bf16;
+
+use crate::element::Element;
+
+/// Operations on vectors of `LANES` singles.
+pub(crate) trait Simd: Copy {
+    /// A vector.
+    type Floats: Copy;
+    /// How many singles it holds; divides [`SPAN`](crate::SPAN).
+    const LANES: usize;
+    /// How many vectors wide a register tile of the matrix product is.
+    const TILE_VECTORS: usize;
+
+    fn splat(self, value: f32) -> Self::Floats;
+    fn add(self, a: Self::Floats, b: Self::Floats) -> Self::Floats;
+    fn sub(self, a: Self::Floats, b: Self::Floats) -> Self::Floats;
+    fn mul(self, a: Self::Floats, b: Self::Floats) -> Self::Floats;
+    fn div(self, a: Self::Floats, b: Self::Floats) -> Self::Floats;
+    /// `a * b + c`, fused where the unit can.
+    fn multiply_add(self, a: Self::Floats, b: Self::Floats, c: Self::Floats) -> Self::Floats;
+    /// The larger; `b` where one is NaN.
+    fn max(self, a: Self::Floats, b: Self::Floats) -> Self::Floats;
+    /// The smaller; `b` where one is NaN.
+    fn min(self, a: Self::Floats, b: Self::Floats) -> Self::Floats;
+    /// The nearest whole number, for magnitudes below 2^22.
+    fn round(self, a: Self::Floats) -> Self::Floats;
+    /// `a * 2^exponent` for whole exponents from -150 to 128.
+    fn scale(self, a: Self::Floats, exponent: Self::Floats) -> Self::Floats;
+    /// Lanes `first..end` of `a`, `fill` elsewhere; the bounds may lie outside the vector.
+    fn keep(self, a: Self::Floats, first: i32, end: i32, fill: f32) -> Self::Floats;
+    /// The sum of the lanes, in a fixed order.
+    fn sum(self, a: Self::Floats) -> f32;
+    /// Lane 0.
+    fn lane0(self, a: Self::Floats) -> f32;
+    /// The largest lane.
+    fn maximum(self, a: Self::Floats) -> f32;
+
+    /// # Safety
+    /// `LANES` singles can be read at `from`.
+    unsafe fn load(self, from: *const f32) -> Self::Floats;
+    /// # Safety
+    /// `LANES` singles can be written at `to`.
+    unsafe fn store(self, to: *mut f32, a: Self::Floats);
+    /// Asks for the cache line at `address`, which need not exist.
+    fn prefetch(self, address: *const u8);
+}
+
+/// How the kernels multiply: which values a 32-bit lane holds, and how two lanes are multiplied and summed.
+pub(crate) trait Arithmetic: Simd {
+    /// Values in a lane: one single, or two neighbours in bf16.
+    const VALUES: usize;
+
+    /// `sum + lanes · broadcast`, lane by lane.
+    fn accumulate(self, sum: Self::Floats, lanes: Self::Floats, broadcast: Self::Floats) -> Self::Floats;
+
+    /// `LANES * VALUES` values of a row from value `first` on; only `count` of them exist, the others become 0.
+    ///
+    /// # Safety
+    /// The values `first..first + min(count, LANES * VALUES)` of the row can be read.
+    unsafe fn load_values<E: Element>(self, row: *const u8, first: usize, count: usize) -> Self::Floats;
+
+    /// Writes the lanes of `LANES` rows as columns: lane i of row r goes to `to + i * stride + r`.
+    ///
+    /// # Safety
+    /// `LANES` words can be written at `to + i * stride` for each i below `LANES`; `rows` may be called below `LANES`.
+    unsafe fn store_transposed(self, rows: impl Fn(usize) -> Self::Floats, to: *mut f32, stride: usize);
+
+    /// Writes one step of values: lane i holds value `first + i` of each of the `VALUES` rows, for
+    /// `LANES * VALUES` lanes.
+    ///
+    /// # Safety
+    /// `VALUES` row pointers can be read at `rows`, each as `load_values` asks; `LANES * VALUES` words can be written.
+    unsafe fn store_step<E: Element>(self, rows: *const *const u8, first: usize, count: usize, to: *mut f32);
+
+    /// Writes the weights of `LANES` positions as packed values, the first at position `first` of `to`, and
+    /// returns them as they were rounded.
+    ///
+    /// # Safety
+    /// The words that hold these positions can be written.
+    unsafe fn store_weights(self, to: *mut u32, first: usize, weights: Self::Floats) -> Self::Floats;
+}
+
+/// `2^x`, at most 2 in the last place off; 0 below -150.
+#[inline(always)]
+pub(crate) fn exp2<S: Simd>(simd: S, x: S::Floats) -> S::Floats {
+    const COEFFICIENTS: [f32; 6] =
+        [1.534_581_1e-4, 1.339_993_1e-3, 9.618_489e-3, 5.550_328_6e-2, 2.402_264_6e-1, 6.931_472e-1];
+    let x = simd.min(simd.splat(128.0), simd.max(simd.splat(-150.0), x));
+    let whole = simd.round(x);
+    let part = simd.sub(x, whole);
+    let mut power = simd.splat(COEFFICIENTS[0]);
+    for coefficient in &COEFFICIENTS[1..] {
+        power = simd.multiply_add(power, part, simd.splat(*coefficient));
+    }
+    power = simd.multiply_add(power, part, simd.splat(1.0));
+    simd.scale(power, whole)
+}
+
+/// The hyperbolic tangent, off by at most 1.2e-7.
+#[inline(always)]
+pub(crate) fn tanh<S: Simd>(simd: S, x: S::Floats) -> S::Floats {
+    let square = exp2(simd, simd.mul(x, simd.splat(2.0 * std::f32::consts::LOG2_E)));
+    let fraction = simd.div(simd.splat(2.0), simd.add(square, simd.splat(1.0)));
+    simd.sub(simd.splat(1.0), fraction)
+}

@@ -1,0 +1,200 @@
+//! 512-bit vectors of singles.
+
+use std::arch::x86_64::*;
+
+use super::{Arithmetic, Simd};
+use crate::element::Element;
+use crate::view::Format;
+
+/// AVX-512 F, BW, VL and DQ are there.
+#[derive(Clone, Copy)]
+pub(crate) struct Avx512(());
+
+impl Avx512 {
+    pub(crate) fn detect() -> bool {
+        is_x86_feature_detected!("avx512f")
+            && is_x86_feature_detected!("avx512bw")
+            && is_x86_feature_detected!("avx512vl")
+            && is_x86_feature_detected!("avx512dq")
+    }
+
+    /// # Safety
+    /// `detect` returned true.
+    pub(crate) unsafe fn assume() -> Avx512 {
+        Avx512(())
+    }
+}
+
+/// Methods that only compute.
+macro_rules! computed {
+    ($($name:ident($($argument:ident: $type:ty),*) -> $result:ty { $body:expr })*) => {$(
+        #[inline(always)]
+        fn $name(self, $($argument: $type),*) -> $result {
+            // SAFETY: a value of this type exists only where the instructions do.
+            unsafe { $body }
+        }
+    )*};
+}
+pub(super) use computed;
+
+/// A mask of the lowest `count` lanes of 32.
+#[inline(always)]
+pub(super) fn low_lanes(count: usize) -> u32 {
+    if count >= 32 { u32::MAX } else { (1u32 << count) - 1 }
+}
+
+impl Simd for Avx512 {
+    type Floats = __m512;
+    const LANES: usize = 16;
+    const TILE_VECTORS: usize = 4;
+
+    computed! {
+        splat(value: f32) -> __m512 { _mm512_set1_ps(value) }
+        add(a: __m512, b: __m512) -> __m512 { _mm512_add_ps(a, b) }
+        sub(a: __m512, b: __m512) -> __m512 { _mm512_sub_ps(a, b) }
+        mul(a: __m512, b: __m512) -> __m512 { _mm512_mul_ps(a, b) }
+        div(a: __m512, b: __m512) -> __m512 { _mm512_div_ps(a, b) }
+        multiply_add(a: __m512, b: __m512, c: __m512) -> __m512 { _mm512_fmadd_ps(a, b, c) }
+        max(a: __m512, b: __m512) -> __m512 { _mm512_max_ps(a, b) }
+        min(a: __m512, b: __m512) -> __m512 { _mm512_min_ps(a, b) }
+        round(a: __m512) -> __m512 { _mm512_roundscale_ps::<0>(a) }
+        scale(a: __m512, exponent: __m512) -> __m512 { _mm512_scalef_ps(a, exponent) }
+        keep(a: __m512, first: i32, end: i32, fill: f32) -> __m512 { {
+            let below = low_lanes(first.clamp(0, 16) as usize);
+            let inside = low_lanes(end.clamp(0, 16) as usize);
+            _mm512_mask_blend_ps((inside & !below) as __mmask16, _mm512_set1_ps(fill), a)
+        } }
+        sum(a: __m512) -> f32 { _mm512_reduce_add_ps(a) }
+        lane0(a: __m512) -> f32 { _mm512_cvtss_f32(a) }
+        maximum(a: __m512) -> f32 { _mm512_reduce_max_ps(a) }
+    }
+
+    #[inline(always)]
+    unsafe fn load(self, from: *const f32) -> __m512 {
+        // SAFETY: the instructions exist, and `from` is readable by this function's contract.
+        unsafe { _mm512_loadu_ps(from) }
+    }
+
+    #[inline(always)]
+    unsafe fn store(self, to: *mut f32, a: __m512) {
+        // SAFETY: the instructions exist, and `to` is writable by this function's contract.
+        unsafe { _mm512_storeu_ps(to, a) }
+    }
+
+    #[inline(always)]
+    fn prefetch(self, address: *const u8) {
+        // SAFETY: a prefetch never faults.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(address.cast()) }
+    }
+}
+
+impl Avx512 {
+    computed! {
+        widen_fp8(bytes: __m512i) -> __m512 { {
+            let magnitude = _mm512_and_si512(bytes, _mm512_set1_epi32(0x7f));
+            let sign = _mm512_slli_epi32::<24>(_mm512_andnot_si512(_mm512_set1_epi32(0x7f), bytes));
+            let normal = _mm512_castsi512_ps(_mm512_slli_epi32::<20>(magnitude));
+            let normal = _mm512_mul_ps(normal, _mm512_castsi512_ps(_mm512_set1_epi32((120 + 127) << 23)));
+            let is_small = _mm512_cmplt_epi32_mask(magnitude, _mm512_set1_epi32(8));
+            let is_nan = _mm512_cmpeq_epi32_mask(magnitude, _mm512_set1_epi32(0x7f));
+            let small = _mm512_cvtepi32_ps(magnitude);
+            let value = _mm512_mask_mul_ps(normal, is_small, small, _mm512_set1_ps(1.0 / 512.0));
+            let value = _mm512_mask_mov_ps(value, is_nan, _mm512_set1_ps(f32::NAN));
+            _mm512_or_ps(value, _mm512_castsi512_ps(sign))
+        } }
+        transposed(rows: [__m512; 16]) -> [__m512; 16] { {
+            let mut pairs = rows;
+            for i in 0..8 {
+                pairs[2 * i] = _mm512_unpacklo_ps(rows[2 * i], rows[2 * i + 1]);
+                pairs[2 * i + 1] = _mm512_unpackhi_ps(rows[2 * i], rows[2 * i + 1]);
+            }
+            // Afterwards quarter q of fours[4 * i + k] is column 4 * q + k of the rows 4 * i to 4 * i + 3.
+            let mut fours = rows;
+            for i in 0..4 {
+                for j in 0..2 {
+                    let a = _mm512_castps_pd(pairs[4 * i + j]);
+                    let b = _mm512_castps_pd(pairs[4 * i + j + 2]);
+                    fours[4 * i + 2 * j] = _mm512_castpd_ps(_mm512_unpacklo_pd(a, b));
+                    fours[4 * i + 2 * j + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(a, b));
+                }
+            }
+            let mut columns = rows;
+            for k in 0..4 {
+                let even = _mm512_shuffle_f32x4::<0x88>(fours[k], fours[4 + k]);
+                let odd = _mm512_shuffle_f32x4::<0xdd>(fours[k], fours[4 + k]);
+                let more_even = _mm512_shuffle_f32x4::<0x88>(fours[8 + k], fours[12 + k]);
+                let more_odd = _mm512_shuffle_f32x4::<0xdd>(fours[8 + k], fours[12 + k]);
+                columns[k] = _mm512_shuffle_f32x4::<0x88>(even, more_even);
+                columns[4 + k] = _mm512_shuffle_f32x4::<0x88>(odd, more_odd);
+                columns[8 + k] = _mm512_shuffle_f32x4::<0xdd>(even, more_even);
+                columns[12 + k] = _mm512_shuffle_f32x4::<0xdd>(odd, more_odd);
+            }
+            columns
+        } }
+    }
+
+    /// See [`Arithmetic::store_transposed`].
+    ///
+    /// # Safety
+    /// As there.
+    #[inline(always)]
+    pub(super) unsafe fn store_columns(self, rows: impl Fn(usize) -> __m512, to: *mut f32, stride: usize) {
+        let mut lines = [self.splat(0.0); 16];
+        for (row, line) in lines.iter_mut().enumerate() {
+            *line = rows(row);
+        }
+        for (lane, line) in self.transposed(lines).into_iter().enumerate() {
+            // SAFETY: sixteen words of line `lane` can be written.
+            unsafe { self.store(to.add(lane * stride), line) }
+        }
+    }
+}
+
+impl Arithmetic for Avx512 {
+    const VALUES: usize = 1;
+
+    #[inline(always)]
+    fn accumulate(self, sum: __m512, lanes: __m512, broadcast: __m512) -> __m512 {
+        self.multiply_add(lanes, broadcast, sum)
+    }
+
+    #[inline(always)]
+    unsafe fn load_values<E: Element>(self, row: *const u8, first: usize, count: usize) -> __m512 {
+        let from = row.wrapping_add(first * E::FORMAT.bytes());
+        let mask = low_lanes(count.min(16)) as __mmask16;
+        // SAFETY: the instructions exist; only the lanes of values that exist are read.
+        unsafe {
+            match E::FORMAT {
+                Format::F32 => _mm512_maskz_loadu_ps(mask, from.cast()),
+                Format::Bf16 => {
+                    let wide = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, from.cast()));
+                    _mm512_castsi512_ps(_mm512_slli_epi32::<16>(wide))
+                }
+                Format::F16 => _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(mask, from.cast())),
+                Format::Int8 => {
+                    _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_maskz_loadu_epi8(mask, from.cast())))
+                }
+                Format::Fp8 => self.widen_fp8(_mm512_cvtepu8_epi32(_mm_maskz_loadu_epi8(mask, from.cast()))),
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn store_transposed(self, rows: impl Fn(usize) -> __m512, to: *mut f32, stride: usize) {
+        // SAFETY: the same contract.
+        unsafe { self.store_columns(rows, to, stride) }
+    }
+
+    #[inline(always)]
+    unsafe fn store_step<E: Element>(self, rows: *const *const u8, first: usize, count: usize, to: *mut f32) {
+        // SAFETY: one row pointer can be read, and its values; sixteen words can be written.
+        unsafe { self.store(to, self.load_values::<E>(*rows, first, count)) }
+    }
+
+    #[inline(always)]
+    unsafe fn store_weights(self, to: *mut u32, first: usize, weights: __m512) -> __m512 {
+        // SAFETY: sixteen words from `first` on can be written.
+        unsafe { self.store(to.add(first).cast(), weights) }
+        weights
+    }
+}

@@ -1,0 +1,184 @@
+//! Plain arrays, which the compiler turns into whatever vectors the target has: SSE2, or NEON with its fused
+//! multiply-add.
+
+use super::{Arithmetic, Simd};
+use crate::element::Element;
+
+const LANES: usize = 8;
+
+/// Runs everywhere.
+#[derive(Clone, Copy)]
+pub(crate) struct Portable;
+
+type Array = [f32; LANES];
+
+#[inline(always)]
+fn map(a: Array, f: impl Fn(f32) -> f32) -> Array {
+    let mut result = a;
+    for value in &mut result {
+        *value = f(*value);
+    }
+    result
+}
+
+#[inline(always)]
+fn zip(a: Array, b: Array, f: impl Fn(f32, f32) -> f32) -> Array {
+    let mut result = a;
+    for (value, other) in result.iter_mut().zip(b) {
+        *value = f(*value, other);
+    }
+    result
+}
+
+#[inline(always)]
+fn multiply_add(a: f32, b: f32, c: f32) -> f32 {
+    // Without the instruction a fused multiply-add is a slow library call.
+    if cfg!(target_arch = "aarch64") { a.mul_add(b, c) } else { a * b + c }
+}
+
+impl Simd for Portable {
+    type Floats = Array;
+    const LANES: usize = LANES;
+    const TILE_VECTORS: usize = 2;
+
+    #[inline(always)]
+    fn splat(self, value: f32) -> Array {
+        [value; LANES]
+    }
+
+    #[inline(always)]
+    fn add(self, a: Array, b: Array) -> Array {
+        zip(a, b, |a, b| a + b)
+    }
+
+    #[inline(always)]
+    fn sub(self, a: Array, b: Array) -> Array {
+        zip(a, b, |a, b| a - b)
+    }
+
+    #[inline(always)]
+    fn mul(self, a: Array, b: Array) -> Array {
+        zip(a, b, |a, b| a * b)
+    }
+
+    #[inline(always)]
+    fn div(self, a: Array, b: Array) -> Array {
+        zip(a, b, |a, b| a / b)
+    }
+
+    #[inline(always)]
+    fn multiply_add(self, a: Array, b: Array, c: Array) -> Array {
+        let mut result = c;
+        for (lane, value) in result.iter_mut().enumerate() {
+            *value = multiply_add(a[lane], b[lane], *value);
+        }
+        result
+    }
+
+    #[inline(always)]
+    fn max(self, a: Array, b: Array) -> Array {
+        zip(a, b, |a, b| if a > b { a } else { b })
+    }
+
+    #[inline(always)]
+    fn min(self, a: Array, b: Array) -> Array {
+        zip(a, b, |a, b| if a < b { a } else { b })
+    }
+
+    #[inline(always)]
+    fn round(self, a: Array) -> Array {
+        const WHOLE: f32 = 12_582_912.0; // 1.5 * 2^23: adding it drops the fraction
+        map(a, |a| (a + WHOLE) - WHOLE)
+    }
+
+    #[inline(always)]
+    fn scale(self, a: Array, exponent: Array) -> Array {
+        zip(a, exponent, |a, exponent| {
+            let biased = (exponent as i32 + 127).max(0);
+            a * f32::from_bits((biased as u32) << 23)
+        })
+    }
+
+    #[inline(always)]
+    fn keep(self, a: Array, first: i32, end: i32, fill: f32) -> Array {
+        let mut result = a;
+        for (lane, value) in result.iter_mut().enumerate() {
+            let lane = lane as i32;
+            *value = if first <= lane && lane < end { *value } else { fill };
+        }
+        result
+    }
+
+    #[inline(always)]
+    fn sum(self, a: Array) -> f32 {
+        let [a, b, c, d, e, f, g, h] = a;
+        ((a + e) + (b + f)) + ((c + g) + (d + h))
+    }
+
+    #[inline(always)]
+    fn lane0(self, a: Array) -> f32 {
+        a[0]
+    }
+
+    #[inline(always)]
+    fn maximum(self, a: Array) -> f32 {
+        a.into_iter().fold(f32::NEG_INFINITY, f32::max)
+    }
+
+    #[inline(always)]
+    unsafe fn load(self, from: *const f32) -> Array {
+        // SAFETY: by this function's contract; arrays are read unaligned.
+        unsafe { from.cast::<Array>().read_unaligned() }
+    }
+
+    #[inline(always)]
+    unsafe fn store(self, to: *mut f32, a: Array) {
+        // SAFETY: by this function's contract; arrays are written unaligned.
+        unsafe { to.cast::<Array>().write_unaligned(a) }
+    }
+
+    #[inline(always)]
+    fn prefetch(self, _address: *const u8) {}
+}
+
+impl Arithmetic for Portable {
+    const VALUES: usize = 1;
+
+    #[inline(always)]
+    fn accumulate(self, sum: Array, lanes: Array, broadcast: Array) -> Array {
+        self.multiply_add(lanes, broadcast, sum)
+    }
+
+    #[inline(always)]
+    unsafe fn load_values<E: Element>(self, row: *const u8, first: usize, count: usize) -> Array {
+        let mut result = [0.0; LANES];
+        for (lane, value) in result.iter_mut().enumerate().take(count) {
+            // SAFETY: value `first + lane` of the row exists, as lane < count.
+            *value = unsafe { E::read(row.add((first + lane) * E::FORMAT.bytes())) };
+        }
+        result
+    }
+
+    #[inline(always)]
+    unsafe fn store_transposed(self, rows: impl Fn(usize) -> Array, to: *mut f32, stride: usize) {
+        for row in 0..LANES {
+            for (lane, value) in rows(row).into_iter().enumerate() {
+                // SAFETY: word `row < LANES` of line `lane < LANES` can be written.
+                unsafe { to.add(lane * stride + row).write(value) }
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn store_step<E: Element>(self, rows: *const *const u8, first: usize, count: usize, to: *mut f32) {
+        // SAFETY: one row pointer can be read, and its values; `LANES` words can be written.
+        unsafe { self.store(to, self.load_values::<E>(*rows, first, count)) }
+    }
+
+    #[inline(always)]
+    unsafe fn store_weights(self, to: *mut u32, first: usize, weights: Array) -> Array {
+        // SAFETY: `LANES` words from `first` on can be written.
+        unsafe { self.store(to.add(first).cast(), weights) }
+        weights
+    }
+}
