@@ -9,6 +9,7 @@ from typing import Any
 
 from pykv.errors import ConfigError
 
+ADMISSIONS = ("forecast", "watermark")
 DTYPES = ("auto", "float32", "bfloat16")
 ATTENTION_BACKENDS = ("auto", "cpu", "torch", "triton")
 DEFAULT_KV_MEMORY_BYTES = 2**30
@@ -31,6 +32,8 @@ class EngineConfig:
         attention_backend: "auto" takes the compiled one of the device.
         enable_prefix_caching: keep the blocks of ended requests for later ones that begin alike.
         watermark: share of the blocks that an admission leaves free for the sequences that run.
+        admission: "forecast" admits a request when the worst moment to come fits the pool too, if outputs turn out as long
+            as expected; "watermark" when its blocks can be given now.
         max_queued_requests: most samples that wait; more are refused.
 
     Raises:
@@ -49,6 +52,7 @@ class EngineConfig:
     attention_backend: str = "auto"
     enable_prefix_caching: bool = True
     watermark: float = 0.01
+    admission: str = "forecast"
     max_queued_requests: int = 1024
 
     def __post_init__(self) -> None:
@@ -67,6 +71,7 @@ class EngineConfig:
         if not isinstance(self.enable_prefix_caching, bool):
             _refuse("enable_prefix_caching", self.enable_prefix_caching, "true or false")
         _check_share("watermark", self.watermark)
+        _check_choice("admission", self.admission, ADMISSIONS)
 
     @classmethod
     def from_mapping(cls, options: Mapping[str, Any]) -> EngineConfig:

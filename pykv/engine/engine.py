@@ -281,6 +281,7 @@ class Engine:
             max_chunk_tokens=config.max_chunk_tokens,
             max_model_len=self.max_model_len,
             watermark=config.watermark,
+            admission=config.admission,
             enable_prefix_caching=config.enable_prefix_caching,
             max_queued_requests=config.max_queued_requests,
         )

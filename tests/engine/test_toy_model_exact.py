@@ -57,8 +57,8 @@ SCHEDULES = {
     "three rows": {"max_num_seqs": 3},
     "blocks of 1": {"block_size": 1, "num_blocks": 2048},
     "blocks of 48": {"block_size": 48},
-    "pool of 13 blocks": {"num_blocks": 13, "watermark": 0.0},
-    "pool of 13 blocks, chunks of 7": {"num_blocks": 13, "watermark": 0.0, "max_chunk_tokens": 7},
+    "pool of 13 blocks": {"num_blocks": 13, "watermark": 0.0, "admission": "watermark"},
+    "pool of 13 blocks, chunks of 7": {"num_blocks": 13, "watermark": 0.0, "admission": "watermark", "max_chunk_tokens": 7},
 }
 
 
@@ -131,7 +131,7 @@ def samples_of(output):
     ids=str,
 )
 def test_forks_sample_what_they_sample_alone(make_toy_engine, prompts, forked_tokens, schedule):
-    engine = make_toy_engine(**{"watermark": 0.0, **schedule})
+    engine = make_toy_engine(**{"watermark": 0.0, "admission": "watermark", **schedule})
     outputs = engine.generate(prompts, FORKED)
     assert [samples_of(output) for output in outputs] == forked_tokens
     assert all(len({tuple(tokens) for tokens in samples}) == 4 for samples in forked_tokens)
@@ -147,6 +147,6 @@ def test_penalties_do_not_depend_on_preemption(make_toy_engine, prompts):
         frequency_penalty=0.7,
     )
     expected = tokens_of(make_toy_engine().generate(prompts, params))
-    small = make_toy_engine(num_blocks=13, watermark=0.0)
+    small = make_toy_engine(num_blocks=13, watermark=0.0, admission="watermark")
     assert tokens_of(small.generate(prompts, params)) == expected
     assert small.stats().preemptions > 0
