@@ -1,5 +1,6 @@
 """The calls in flight: each is run under one guard, which answers for whatever ends it."""
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -26,15 +27,30 @@ class Call:
     """One call in flight."""
 
     def __init__(self, timeout_seconds: float | None) -> None:
-        self.scope = anyio.CancelScope()
-        self.error: BaseException = TimeoutError()
-        if timeout_seconds is not None:
-            self.scope.deadline = anyio.current_time() + timeout_seconds
+        self._timeout = asyncio.timeout(timeout_seconds)
+        self._error: BaseException = TimeoutError()
+        self._is_running = False
 
     def end(self, error: BaseException) -> None:
-        """Cancels the call; its client gets the status of `error`."""
-        self.error = error
-        self.scope.cancel()
+        """Cancels the call, unless it has ended; its client gets the status of `error`."""
+        if self._is_running and not self._timeout.expired():
+            self._error = error
+            self._timeout.reschedule(asyncio.get_running_loop().time())
+
+    async def run(self, running: Awaitable[None]) -> None:
+        """Waits for the call.
+
+        Raises:
+            BaseException: what `end` was given, TimeoutError where the deadline passed, or what the call raised.
+        """
+        try:
+            async with self._timeout:
+                self._is_running = True
+                await running
+        except TimeoutError as error:
+            raise self._error if self._timeout.expired() else error from None
+        finally:
+            self._is_running = False
 
 
 class Calls:
@@ -66,10 +82,7 @@ class Calls:
         call = Call(_timeout_of(stream))
         self._calls.add(call)
         try:
-            with call.scope:
-                await method(stream)
-            if call.scope.cancelled_caught:
-                raise call.error
+            await call.run(method(stream))
         except Exception as error:
             await _refuse(stream, innermost(error))
         finally:

@@ -48,7 +48,7 @@ class Daemon:
         self._shutdown = Shutdown()
         self._ready = anyio.Event()
         self._address = ""
-        self._engine_service = EngineService(options.stream_buffer)
+        self._engine_service = EngineService()
         self._server = CallServer(self._services(), _limits(options))
 
     async def run(self) -> None:
@@ -89,7 +89,9 @@ class Daemon:
             return
         async with served.engine, anyio.create_task_group() as tasks:
             self._engine_service.serve(served)
-            tasks.start_soon(self._watch, served)
+            tasks.start_soon(
+                watch_engine, served.engine, self._health, self._calls, self._options.progress_timeout
+            )
             self._announce(served.description)
             await self._shutdown.wait_requested()
             await self._shutdown.drain(self._server, self._calls, self._health, self._options.drain_timeout)
@@ -108,10 +110,6 @@ class Daemon:
             served = await _in_thread(lambda: self._load(self._options, _log_progress))
             tasks.cancel_scope.cancel()
         return served
-
-    async def _watch(self, served: ServedModel) -> None:
-        limit_seconds = self._options.progress_timeout
-        await watch_engine(served.engine, self._engine_service, self._health, self._calls, limit_seconds)
 
     def _announce(self, description: ModelDescription) -> None:
         self._health.set_ready()

@@ -12,8 +12,7 @@ from grpclib.server import Stream
 from pykv.engine.outputs import OutputDelta, Usage
 from pykv.errors import PykvError
 from pykv.service.errors import ModelLoadingError
-from pykv.service.messages import params_of, stats_message
-from pykv.service.outbox import Outbox
+from pykv.service.messages import params_of, responses_of, stats_message
 from pykv.service.protocol import engine_pb2 as pb
 from pykv.service.requests import check_salt, messages_of, prompt_of, receive, request_id_of
 from pykv.service.served import ModelDescription, ServedModel
@@ -34,22 +33,11 @@ class FailedSequenceError(PykvError):
 
 
 class EngineService:
-    """Serves one model, once it is loaded.
+    """Serves one model, once it is loaded."""
 
-    Args:
-        stream_buffer_bytes: about how much may wait for one client; then its request is ended.
-    """
-
-    def __init__(self, stream_buffer_bytes: int) -> None:
-        self._stream_buffer_bytes = stream_buffer_bytes
+    def __init__(self) -> None:
         self._served: ServedModel | None = None
-        self._num_running = 0
         self._stats_threads = anyio.CapacityLimiter(STATS_THREADS)
-
-    @property
-    def num_running(self) -> int:
-        """Requests that the engine has not ended yet."""
-        return self._num_running
 
     def serve(self, served: ServedModel) -> None:
         """Takes requests for this model from now on."""
@@ -63,7 +51,7 @@ class EngineService:
             prompt = prompt_of(request, served.description.max_model_len)
             params, scope = params_of(request.sampling), check_salt(request.cache_salt)
             deltas = served.engine.generate(prompt, params, request_id=request_id, scope=scope)
-            await self._stream(deltas, request_id, stream)
+            await _pass_on(deltas, request_id, stream)
 
     async def Chat(self, stream: Stream[pb.ChatRequest, pb.GenerateResponse]) -> None:  # noqa: N802
         """Answers a conversation."""
@@ -73,7 +61,7 @@ class EngineService:
             messages = messages_of(request)
             params, scope = params_of(request.sampling), check_salt(request.cache_salt)
             deltas = served.engine.chat(messages, params, request_id=request_id, scope=scope)
-            await self._stream(deltas, request_id, stream)
+            await _pass_on(deltas, request_id, stream)
 
     async def Abort(self, stream: Stream[pb.AbortRequest, pb.AbortResponse]) -> None:  # noqa: N802
         """Ends a request by its name."""
@@ -103,38 +91,27 @@ class EngineService:
             raise ModelLoadingError("the model is not loaded yet; try again later")
         return self._served
 
-    async def _stream(self, deltas: Deltas, request_id: str, stream: ResponseStream) -> None:
-        """Passes deltas on. Whatever ends this, the request in the engine ends with it."""
-        outbox = Outbox(request_id, self._stream_buffer_bytes)
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._fill, outbox, deltas)
-            while (message := await outbox.take()) is not None:
-                await stream.send_message(message)
 
-    async def _fill(self, outbox: Outbox, deltas: Deltas) -> None:
-        """Takes deltas as the engine makes them, and never waits for the client."""
-        self._num_running += 1
-        try:
-            async with aclosing(deltas):
-                failed = await _fill_until_end(outbox, deltas)
-        except Exception as error:
-            outbox.close(error)
-        else:
-            outbox.close(failed)
-        finally:
-            self._num_running -= 1
+async def _pass_on(deltas: Deltas, request_id: str, stream: ResponseStream) -> None:
+    """Sends deltas as they come. Whatever ends this, the request in the engine ends with it.
 
+    While a send waits for the client, the engine merges the deltas that follow and bounds how many wait.
 
-async def _fill_until_end(outbox: Outbox, deltas: Deltas) -> FailedSequenceError | None:
-    """Returns what went wrong in one of the sequences, if anything did."""
-    failed = None
-    async for delta in deltas:
-        outbox.add(delta)
-        if delta.finish_reason == "error":
-            failed = FailedSequenceError(delta.error or "the sequence failed")
-        if delta.usage is not None:
-            _log_end(delta.finish_reason, delta.usage)
-    return failed
+    Raises:
+        FailedSequenceError: at the end, where a sequence failed.
+    """
+    failed: FailedSequenceError | None = None
+    async with aclosing(deltas):
+        async for delta in deltas:
+            for response in responses_of(delta, request_id):
+                await stream.send_message(response)
+            request_id = ""  # said once
+            if delta.finish_reason == "error":
+                failed = FailedSequenceError(delta.error or "the sequence failed")
+            if delta.usage is not None:
+                _log_end(delta.finish_reason, delta.usage)
+    if failed is not None:
+        raise failed
 
 
 def _log_end(finish_reason: str | None, usage: Usage) -> None:

@@ -10,11 +10,10 @@ from grpclib.health.service import OVERALL, Health
 
 from pykv.errors import EngineDeadError
 from pykv.service.calls import Calls
-from pykv.service.engine_service import EngineService
 from pykv.service.errors import EngineStalledError
 from pykv.service.served import TokenEngine
 
-__all__ = ["HealthState", "ProgressWatch", "watch_engine"]
+__all__ = ["HealthState", "watch_engine"]
 
 WATCH_SECONDS = 0.25
 
@@ -59,39 +58,18 @@ class HealthState:
         self._liveness.set(False)
 
 
-class ProgressWatch:
-    """Tells an engine that hangs from one that is idle; one that hung is believed again once it moves.
+async def watch_engine(engine: TokenEngine, health: HealthState, calls: Calls, limit_seconds: float) -> None:
+    """Keeps readiness true, and ends the calls of an engine that died or hangs; returns when it died.
+
+    An idle engine and one with long steps that end are not taken for one that hangs.
 
     Args:
         limit_seconds: how long an engine with work may go without progress.
     """
-
-    def __init__(self, limit_seconds: float) -> None:
-        self._limit_seconds = limit_seconds
-        self._last_progress = 0.0
-        self._working_since = 0.0
-        self._is_stalled = False
-
-    def is_stalled(self, now: float, last_progress: float, has_work: bool) -> bool:
-        """Judges by one look at the engine; all times in seconds on one clock."""
-        moved = last_progress > self._last_progress
-        if moved or not (has_work or self._is_stalled):
-            self._working_since = now
-        self._last_progress = last_progress
-        self._is_stalled = now - self._working_since > self._limit_seconds
-        return self._is_stalled
-
-
-async def watch_engine(
-    engine: TokenEngine, service: EngineService, health: HealthState, calls: Calls, limit_seconds: float
-) -> None:
-    """Keeps readiness true, and ends the calls of an engine that died or hangs; returns when it died."""
-    watch = ProgressWatch(limit_seconds)
     while engine.is_alive:
-        if watch.is_stalled(time.monotonic(), engine.last_progress, service.num_running > 0):
+        if time.monotonic() - engine.last_progress > limit_seconds:
             _end_stalled(health, calls, limit_seconds)
         elif not health.is_ready:
-            log.info("engine ready")
             health.set_ready()
         await anyio.sleep(WATCH_SECONDS)
     log.error("engine dead")

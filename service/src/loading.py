@@ -31,7 +31,8 @@ def load_model(options: ServeOptions, tell: Callable[[str], None]) -> ServedMode
 
     runner, tokenizer = load_runner(options.model, None, config, tell)
     engine = Engine.from_runner(runner, tokenizer, config)
-    return ServedModel(AsyncEngine(engine), describe(engine, runner))
+    served = AsyncEngine(engine, max_pending_tokens=options.max_pending_tokens)
+    return ServedModel(served, describe(engine, runner))
 
 
 def describe(engine: "Engine", runner: "ModelRunner") -> ModelDescription:

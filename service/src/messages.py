@@ -1,6 +1,6 @@
 """What the engine says, and what its messages say: each translated into the other."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import fields
 
 from pykv.engine.outputs import OutputDelta, TokenLogprobs, Usage
@@ -9,13 +9,11 @@ from pykv.sampling import SamplingParams
 from pykv.service.protocol import engine_pb2 as pb
 
 __all__ = [
-    "delta_message",
     "deltas_of",
-    "logprobs_message",
     "params_of",
+    "responses_of",
     "sampling_message",
     "stats_message",
-    "usage_message",
 ]
 
 
@@ -27,6 +25,7 @@ FINISH_REASONS = {
 }
 FINISH_WORDS = {value: word for word, value in FINISH_REASONS.items()}
 ERROR_CHARACTERS = 300
+PROMPT_LOGPROBS_A_MESSAGE = 1024
 
 
 def params_of(message: pb.SamplingParams) -> SamplingParams:
@@ -52,19 +51,20 @@ def sampling_message(params: SamplingParams) -> pb.SamplingParams:
     return pb.SamplingParams(**values)
 
 
-def delta_message(
-    last: OutputDelta, token_ids: Sequence[int], text: str, logprobs: Iterable[TokenLogprobs]
-) -> pb.Delta:
-    """One sequence's news: `last` gives the index and the end, the rest was collected."""
-    message = pb.Delta(
-        index=last.index, token_ids=token_ids, text=_sendable(text), logprobs=map(logprobs_message, logprobs)
-    )
-    if last.finish_reason is not None:
-        _add_end(message, last)
-    return message
+def responses_of(delta: OutputDelta, request_id: str) -> Iterator[pb.GenerateResponse]:
+    """The messages that carry one delta: one, after some where a long prompt has log probabilities."""
+    of_prompt = delta.prompt_logprobs or ()
+    while len(of_prompt) > PROMPT_LOGPROBS_A_MESSAGE:
+        part, of_prompt = of_prompt[:PROMPT_LOGPROBS_A_MESSAGE], of_prompt[PROMPT_LOGPROBS_A_MESSAGE:]
+        yield pb.GenerateResponse(request_id=request_id, prompt_logprobs=map(_logprobs_message, part))
+    response = pb.GenerateResponse(request_id=request_id, deltas=[_delta_message(delta)])
+    response.prompt_logprobs.extend(map(_logprobs_message, of_prompt))
+    if delta.usage is not None:
+        response.usage.CopyFrom(_usage_message(delta.usage))
+    yield response
 
 
-def logprobs_message(logprobs: TokenLogprobs | None) -> pb.TokenLogprobs:
+def _logprobs_message(logprobs: TokenLogprobs | None) -> pb.TokenLogprobs:
     """The log probabilities of one place; None becomes rank 0."""
     if logprobs is None:
         return pb.TokenLogprobs()
@@ -77,7 +77,7 @@ def logprobs_message(logprobs: TokenLogprobs | None) -> pb.TokenLogprobs:
     )
 
 
-def usage_message(usage: Usage) -> pb.Usage:
+def _usage_message(usage: Usage) -> pb.Usage:
     """What a request took."""
     return pb.Usage(**{entry.name: getattr(usage, entry.name) for entry in fields(usage)})
 
@@ -140,6 +140,15 @@ def _logprobs_of(message: pb.TokenLogprobs) -> TokenLogprobs | None:
 
 def _usage_of(message: pb.Usage) -> Usage:
     return Usage(**{entry.name: getattr(message, entry.name) for entry in fields(Usage)})
+
+
+def _delta_message(delta: OutputDelta) -> pb.Delta:
+    message = pb.Delta(index=delta.index, token_ids=delta.token_ids, text=_sendable(delta.text))
+    if delta.logprobs is not None:
+        message.logprobs.extend(map(_logprobs_message, delta.logprobs))
+    if delta.finish_reason is not None:
+        _add_end(message, delta)
+    return message
 
 
 def _add_end(message: pb.Delta, last: OutputDelta) -> None:

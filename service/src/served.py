@@ -29,7 +29,7 @@ class TokenEngine(Protocol):
 
     @property
     def last_progress(self) -> float:
-        """When the engine last ended a step, on the monotonic clock, in seconds."""
+        """When the last step ended, on the monotonic clock, in seconds; now, while there is no work."""
 
     def generate(
         self, prompt: str | Sequence[int], params: SamplingParams, *, request_id: str, scope: bytes

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
+import structlog
 
 from pykv.client import Client
 from pykv.service.daemon import Daemon
@@ -29,6 +30,17 @@ def _sibling(name):
 
 stub_engine = _sibling("stub_engine")
 raw_connection = _sibling("raw_connection")
+
+
+@pytest.fixture(autouse=True)
+def _logs_as_pytest_shows_them():
+    """Logs go the way of the standard library, not to stdout."""
+    structlog.configure(
+        processors=[structlog.contextvars.merge_contextvars, structlog.stdlib.render_to_log_kwargs],
+        logger_factory=structlog.stdlib.LoggerFactory(),
+    )
+    yield
+    structlog.reset_defaults()
 
 
 class RunningDaemon:

@@ -36,7 +36,8 @@ class RawConnection:
             )
         self.h2.initiate_connection()
         self.events = []
-        self.acknowledges = True
+        self.statuses = {}
+        self.data = {}
 
     @classmethod
     async def open(cls, address, initial_window=None):
@@ -87,33 +88,32 @@ class RawConnection:
     async def status(self, stream_id):
         """The grpc-status and the grpc-message with which the call ends."""
         async with asyncio.timeout(20):
-            while True:
-                for event in self.events:
-                    if getattr(event, "stream_id", None) == stream_id and isinstance(
-                        event, (h2.events.ResponseReceived, h2.events.TrailersReceived)
-                    ):
-                        headers = dict(event.headers)
-                        if "grpc-status" in headers:
-                            return int(headers["grpc-status"]), headers.get("grpc-message", "")
+            while stream_id not in self.statuses:
                 await self._read()
+        return self.statuses.pop(stream_id)
 
     def data_of(self, stream_id):
         """All that was received on the stream."""
-        return b"".join(
-            event.data
-            for event in self.events
-            if isinstance(event, h2.events.DataReceived) and event.stream_id == stream_id
-        )
+        return b"".join(self.data[stream_id])
 
     async def _read(self):
         data = await self.reader.read(65536)
         if not data:
             raise ConnectionError("the server closed the connection")
         for event in self.h2.receive_data(data):
-            self.events.append(event)
-            if isinstance(event, h2.events.DataReceived) and self.acknowledges:
-                self.h2.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
+            self._take(event)
         await self.flush()
+
+    def _take(self, event):
+        if isinstance(event, h2.events.DataReceived):
+            self.data.setdefault(event.stream_id, []).append(event.data)
+            self.h2.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
+        elif isinstance(event, (h2.events.ResponseReceived, h2.events.TrailersReceived)):
+            headers = dict(event.headers)
+            if "grpc-status" in headers:
+                self.statuses[event.stream_id] = int(headers["grpc-status"]), headers.get("grpc-message", "")
+        else:
+            self.events.append(event)
 
     async def close(self):
         self.writer.close()

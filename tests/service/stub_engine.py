@@ -4,6 +4,7 @@ import asyncio
 import time
 from dataclasses import fields
 
+from pykv.engine.delta_stream import Channel, DeltaStream
 from pykv.engine.outputs import OutputDelta, TokenLogprobs, Usage
 from pykv.engine.stats import EngineStats
 from pykv.errors import (
@@ -50,93 +51,91 @@ class StubEngine:
     """Obeys the protocol of the daemon's engine; a test sets how it behaves.
 
     Attributes:
-        live: the requests that run, by name; each holds one block.
+        live: the channels of the requests that run, by name; each holds one block.
         aborted: the names of those that ended before their end.
         scripts: deltas, or exceptions, by prompt text; instead of numbers.
-        pace: awaited before each token; tests replace it to hold tokens back.
     """
 
-    def __init__(self):
+    def __init__(self, max_pending_tokens=2**14):
         self.live = {}
         self.aborted = []
         self.finished = []
         self.scopes = {}
         self.scripts = {}
         self.num_running_max = 4096
-        self.steps = asyncio.Event()
-        self.steps.set()
-        self.last_progress = time.monotonic()
+        self.max_pending_tokens = max_pending_tokens
         self.error = None
-        self.changed = asyncio.Event()
+        self._may_step = asyncio.Event()
+        self._may_step.set()
+        self._changed = asyncio.Event()
+        self._last_progress = time.monotonic()
+        self._tasks = {}
 
     async def __aenter__(self):
         return self
 
     async def __aexit__(self, kind, error, trace):
-        self.steps.set()
+        for task in self._tasks.values():
+            task.cancel()
 
     @property
     def is_alive(self):
         return self.error is None
 
+    @property
+    def last_progress(self):
+        return self._last_progress if self.live else time.monotonic()
+
     def hold(self):
         """No token comes until `release`."""
-        self.steps.clear()
+        self._may_step.clear()
 
     def release(self):
-        self.steps.set()
+        """Tokens come again."""
+        self._may_step.set()
 
-    def die(self):
-        self.error = EngineDeadError("the step failed")
-        for state in self.live.values():
-            state["error"] = self.error
-        self.steps.set()
+    def progress(self):
+        """As if a step had ended."""
+        self._last_progress = time.monotonic()
 
     async def until(self, condition):
         """Waits for a change after which `condition()` holds."""
         async with asyncio.timeout(20):
             while not condition():
-                self.changed.clear()
-                await self.changed.wait()
+                self._changed.clear()
+                await self._changed.wait()
 
     def stats(self):
         return stub_stats(len(self.live))
 
     async def abort(self, request_id):
-        if request_id not in self.live:
-            return False
-        self.live[request_id]["abort"] = True
-        return True
+        channel = self.live.get(request_id)
+        if channel is not None:
+            channel.is_aborted = True
+        return channel is not None
 
     def generate(self, prompt, params, *, request_id, scope):
-        return self._run(prompt, params, request_id, scope)
+        async def open_channel():
+            params.validated(VOCAB_SIZE)
+            token_ids = self._token_ids(prompt)
+            self._admit(request_id, params.n)
+            self.scopes[request_id] = scope
+            self.progress()
+            channel = Channel(request_id, asyncio.get_running_loop(), self.max_pending_tokens)
+            deltas = (
+                self._scripted(prompt)
+                if prompt in self.scripts
+                else self._numbers(token_ids, params, channel)
+            )
+            self.live[request_id] = channel
+            self._tasks[request_id] = asyncio.create_task(self._run(channel, deltas))
+            self._changed.set()
+            return channel
+
+        return DeltaStream(open_channel, self._abandon)
 
     def chat(self, messages, params, *, request_id, scope):
-        return self._run(messages[-1]["content"], params, request_id, scope)
-
-    async def _run(self, prompt, params, request_id, scope):
-        params.validated(VOCAB_SIZE)
-        token_ids = self._token_ids(prompt)
-        self._admit(request_id, params.n)
-        self.scopes[request_id] = scope
-        try:
-            if prompt in self.scripts:
-                async for delta in self._scripted(prompt, request_id):
-                    yield delta
-            else:
-                async for delta in self._numbers(token_ids, params, request_id):
-                    yield delta
-        except GeneratorExit:
-            self.aborted.append(request_id)
-            raise
-        except asyncio.CancelledError:
-            self.aborted.append(request_id)
-            raise
-        else:
-            self.finished.append(request_id)
-        finally:
-            del self.live[request_id]
-            self.changed.set()
+        return self.generate(messages[-1]["content"], params, request_id=request_id, scope=scope)
 
     def _token_ids(self, prompt):
         if isinstance(prompt, str) and len(prompt) > 10 * MAX_MODEL_LEN:
@@ -158,45 +157,56 @@ class StubEngine:
             raise DuplicateRequestError(f"request_id {request_id} is in use")
         if len(self.live) + n > self.num_running_max:
             raise QueueFullError(f"{len(self.live)} samples wait; allowed: {self.num_running_max}")
-        self.live[request_id] = {"abort": False, "error": None}
-        self.changed.set()
 
-    async def _scripted(self, prompt, request_id):
+    async def _run(self, channel, deltas):
+        """One request's steps."""
+        try:
+            async for delta in deltas:
+                await asyncio.sleep(0)
+                await self._may_step.wait()
+                self.progress()
+                if not channel.push(delta):
+                    return self._end(channel, self.aborted)
+        except Exception as error:
+            channel.fail(error)
+        return self._end(channel, self.finished)
+
+    def _abandon(self, channel):
+        if self.live.get(channel.request_id) is channel:
+            self._tasks[channel.request_id].cancel()
+            self._end(channel, self.aborted)
+
+    def _end(self, channel, how):
+        how.append(channel.request_id)
+        del self.live[channel.request_id]
+        del self._tasks[channel.request_id]
+        self._changed.set()
+
+    async def _scripted(self, prompt):
         for delta in self.scripts[prompt]:
-            await self._step(request_id)
             if isinstance(delta, Exception):
                 raise delta
             yield delta
 
-    async def _numbers(self, token_ids, params, request_id):
+    async def _numbers(self, token_ids, params, channel):
         length = min(params.max_tokens or MAX_MODEL_LEN, MAX_MODEL_LEN - len(token_ids))
         for place in range(length):
-            await self._step(request_id)
-            is_abort = self.live[request_id]["abort"]
-            is_last = is_abort or place == length - 1
+            is_last = channel.is_aborted or place == length - 1
             for index in range(params.n):
                 token_id = (token_ids[-1] + 1 + place + index) % VOCAB_SIZE
+                is_very_last = is_last and index == params.n - 1
                 yield OutputDelta(
-                    request_id=request_id,
+                    request_id=channel.request_id,
                     index=index,
                     token_ids=(token_id,),
                     text=f"{token_id} ",
-                    logprobs=(_logprobs(token_id, params.logprobs),) if params.logprobs is not None else None,
+                    logprobs=None if params.logprobs is None else (_logprobs(token_id, params.logprobs),),
                     prompt_logprobs=_prompt_logprobs(token_ids, params) if place == index == 0 else None,
-                    finish_reason=("abort" if is_abort else "length") if is_last else None,
-                    usage=Usage(len(token_ids), 0, (place + 1) * params.n, 0, 0)
-                    if is_last and index == params.n - 1
-                    else None,
+                    finish_reason=("abort" if channel.is_aborted else "length") if is_last else None,
+                    usage=Usage(len(token_ids), 0, (place + 1) * params.n, 0, 0) if is_very_last else None,
                 )
             if is_last:
                 return
-
-    async def _step(self, request_id):
-        await asyncio.sleep(0)
-        await self.steps.wait()
-        self.last_progress = time.monotonic()
-        if self.live[request_id]["error"] is not None:
-            raise self.live[request_id]["error"]
 
 
 def _logprobs(token_id, num_top):

@@ -6,7 +6,7 @@ import pytest
 
 from pykv.engine.outputs import OutputDelta, Usage
 from pykv.sampling import SamplingParams
-from pykv.service.outbox import PROMPT_LOGPROBS_PER_MESSAGE
+from pykv.service.messages import PROMPT_LOGPROBS_A_MESSAGE
 
 pytestmark = pytest.mark.asyncio
 
@@ -69,7 +69,7 @@ async def test_logprobs_come_with_their_tokens(client, collect):
 
 
 async def test_a_long_prompts_logprobs_come_in_parts_and_arrive_as_one(client, collect):
-    prompt = [7] * (3 * PROMPT_LOGPROBS_PER_MESSAGE + 5)
+    prompt = [7] * (3 * PROMPT_LOGPROBS_A_MESSAGE + 5)
     deltas = await collect(client.generate(prompt, SamplingParams(max_tokens=1, prompt_logprobs=0)))
     assert [len(delta.prompt_logprobs or ()) for delta in deltas] == [len(prompt)]
 

@@ -70,8 +70,8 @@ class ServeOptions:
     insecure_bind: bool = _option(False, FLAG, NETWORK, "allow plain text on addresses beyond loopback")
     max_streams: int = _option(4096, integer(1, 2**31 - 1), NETWORK, "calls at once on one connection")
     max_message_size: int = _option(16 * 2**20, SIZE, NETWORK, "size of a request; larger ones are refused")
-    stream_buffer: int = _option(
-        2**20, SIZE, NETWORK, "what may wait for one slow client; then its request is ended"
+    max_pending_tokens: int = _option(
+        2**14, integer(1), NETWORK, "tokens that may wait for one slow client; then its request is ended"
     )
     stall_timeout: float = _option(
         30.0, seconds(0.1, 3600), NETWORK, "how long a client may leave its stream unread"

@@ -47,11 +47,6 @@ class CallServer(Server):
         self._connections: set[ServerProtocol] = set()
 
     @property
-    def port(self) -> int:
-        """The port that is listened on."""
-        return int(self._listener.sockets[0].getsockname()[1])
-
-    @property
     def num_connections(self) -> int:
         """Connections that are open."""
         return len(self._connections)
@@ -87,10 +82,10 @@ class CallServer(Server):
                 await handler.wait_closed()
 
     @property
-    def _listener(self) -> asyncio.Server:
-        if not isinstance(self._server, asyncio.AbstractServer):
+    def _listener(self) -> asyncio.AbstractServer:
+        if self._server is None:
             raise RuntimeError("the server does not listen yet")
-        return self._server  # type: ignore[return-value]
+        return self._server
 
     def _protocol_factory(self) -> ServerProtocol:
         self.__gc_step__()
