@@ -57,9 +57,12 @@ class Environment:
         self.python = self.bin / "python"
         (self.site_packages,) = folder.glob("lib/python*/site-packages")
 
-    def install(self, wheel: Path) -> None:
+    def pip(self, *arguments: str | Path) -> None:
         pip = (sys.executable, "-m", "pip", "--python", self.python)
-        run(*pip, "install", "--no-deps", "--no-index", wheel, cwd=self.folder)
+        run(*pip, *arguments, cwd=self.folder, timeout_seconds=1500)
+
+    def install(self, wheel: Path) -> None:
+        self.pip("install", "--no-deps", "--no-index", wheel)
 
     def run(self, *command: str | Path, **environment: str) -> str:
         return run(*command, cwd=self.folder, **environment)
@@ -68,6 +71,11 @@ class Environment:
 @pytest.fixture
 def make_environment(tmp_path: Path) -> Callable[[str], Environment]:
     return lambda name: Environment(tmp_path / name)
+
+
+@pytest.fixture
+def empty_environment(make_environment: Callable[[str], Environment]) -> Environment:
+    return make_environment("empty")
 
 
 @pytest.fixture

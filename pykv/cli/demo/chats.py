@@ -2,7 +2,7 @@
 
 __all__ = ["MAX_TOKENS", "QUESTIONS", "SYSTEM_PROMPT"]
 
-MAX_TOKENS = 64
+MAX_TOKENS = 48
 
 QUESTIONS = (
     "Why is the sky blue?",

@@ -5,7 +5,7 @@ from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from pykv.engine.config import ATTENTION_BACKENDS, DTYPES, EngineConfig
+from pykv.engine.config import ADMISSIONS, ATTENTION_BACKENDS, DTYPES, EngineConfig
 from pykv.errors import ConfigError
 from pykv.service.options.kinds import FLAG, SHARE, SIZE, TEXT, Kind, choice, integer, seconds
 
@@ -54,6 +54,7 @@ class ServeOptions:
         "enable_prefix_caching", FLAG, CACHE, "keep blocks for prompts that begin alike"
     )
     watermark: float = _engine("watermark", SHARE, CACHE, "share of the blocks that an admission leaves free")
+    admission: str = _engine("admission", choice(*ADMISSIONS), CACHE, "when a waiting request starts")
     max_model_len: int | None = _engine(
         "max_model_len", integer(2), SCHEDULER, "tokens a sequence; the model's if not set"
     )
