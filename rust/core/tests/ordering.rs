@@ -179,3 +179,17 @@ fn a_stall_is_the_time_between_a_preemption_and_the_new_start() {
     assert_eq!(stalled[1].0, 1);
     assert!(stalled[1].1 >= 0.5, "{stalled:?}");
 }
+
+#[test]
+fn one_step_starts_as_many_as_fit_however_many_wait() {
+    let mut engine = Engine::new(SchedulerConfig {
+        num_blocks: 400,
+        max_num_seqs: 200,
+        max_num_batched_tokens: 150,
+        ..config(QueueOrder::Fcfs)
+    });
+    (0..200).for_each(|_| {
+        engine.submit(&[1], 4, 1);
+    });
+    assert_eq!(engine.plan().map(|plan| plan.num_batch_rows), Some(150));
+}

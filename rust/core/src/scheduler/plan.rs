@@ -99,20 +99,18 @@ impl Scheduler {
     /// Starts waiting sequences in order. One that does not fit may be passed by those behind it, a bounded number of
     /// times.
     fn admit_waiting(&mut self, step: &mut Step) -> Result<()> {
-        if !std::mem::take(&mut self.queue_changed) {
-            return Ok(());
-        }
-        for index in self.candidates() {
-            if step.num_tokens >= self.config.max_num_batched_tokens {
-                self.queue_changed = true;
-                return Ok(());
-            }
-            if self.admit(step, index)? {
-                self.pass_waiting(index);
-                let num_tokens = self.chunk_for(step, &self.sequences[index]);
-                self.schedule_prefill(step, index, num_tokens);
-            } else if self.must_not_be_passed() {
-                return Ok(());
+        while self.queue_changed && step.num_tokens < self.config.max_num_batched_tokens {
+            // Looked at again when something has changed; that some of these start is a change.
+            self.queue_changed = false;
+            for index in self.candidates() {
+                if step.num_tokens < self.config.max_num_batched_tokens && self.admit(step, index)? {
+                    self.queue_changed = true;
+                    self.pass_waiting(index);
+                    let num_tokens = self.chunk_for(step, &self.sequences[index]);
+                    self.schedule_prefill(step, index, num_tokens);
+                } else if self.must_not_be_passed() {
+                    break;
+                }
             }
         }
         Ok(())
