@@ -59,6 +59,7 @@ OUTCOME_FAILED = 2
 _INT32_MAX = 2**31 - 1
 _OPTIONAL = ("max_chunk_tokens", "max_queued_tokens")
 _CHOICES: dict[str, tuple[object, ...]] = {
+    "preemption": ("auto", "recompute", "swap"),
     "admission": ("forecast", "watermark"),
     "queue_order": ("fcfs", "priority", "longest_prefix", "fair_share"),
     "preempt_lower_ranks": (False, True),
@@ -89,6 +90,8 @@ class SchedulerConfig:
 
     Attributes:
         num_blocks: blocks of the pool, the null block 0 included, at least 2.
+        num_host_blocks: blocks of the host's pool for preempted sequences, its null block 0 included; 0: there is none.
+        preemption: "recompute"; "swap": copied to the host wherever there is room; "auto": what costs less (`set_costs`).
         block_size: tokens a block, 1 to 65,536.
         max_num_seqs: sequences that run at once: rows of the block tables.
         max_num_batched_tokens: tokens that one step computes.
@@ -110,6 +113,8 @@ class SchedulerConfig:
     """
 
     num_blocks: int
+    num_host_blocks: int = 0
+    preemption: str = "auto"
     block_size: int = 16
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 2048
@@ -127,6 +132,7 @@ class SchedulerConfig:
     def __post_init__(self) -> None:
         limits = {
             "num_blocks": (2, 2**30),
+            "num_host_blocks": (0, 2**30),
             "block_size": (1, 65_536),
             "max_num_seqs": (1, 2**20),
             "max_num_batched_tokens": (1, 2**30),
@@ -172,7 +178,9 @@ class StepBuffers:
         seq_lens: int32 [max_num_seqs]; tokens of batch row i whose K and V are there after this step.
         table_rows: int32 [max_num_seqs]; the row of block_tables that batch row i reads.
         block_tables: int32 [max_num_seqs, max_blocks_per_seq]; what lies beyond a sequence's length has no meaning.
-        copy_pairs: int64 [max_num_seqs, 2]; (source, target) blocks to copy, in this order, before the model runs.
+        swap_out_pairs: int64 [num_host_blocks, 2]; (device, host) blocks to copy first of all.
+        swap_in_pairs: int64 [num_host_blocks, 2]; (host, device) blocks to copy next.
+        copy_pairs: int64 [max_num_seqs, 2]; (source, target) blocks to copy then, in this order, before the model runs.
         sample_indices: int64 [max_num_seqs]; after which of the step's tokens each sample is drawn.
         sample_rows: int32 [max_num_seqs]; the row of the sequence that gets the sample.
         sample_positions: int64 [max_num_seqs]; the place in its sequence that the sampled token takes.
@@ -189,6 +197,8 @@ class StepBuffers:
         self.seq_lens = np.zeros(rows, np.int32)
         self.table_rows = np.zeros(rows, np.int32)
         self.block_tables = np.zeros((rows, config.max_blocks_per_seq), np.int32)
+        self.swap_out_pairs = np.zeros((config.num_host_blocks, 2), np.int64)
+        self.swap_in_pairs = np.zeros((config.num_host_blocks, 2), np.int64)
         self.copy_pairs = np.zeros((rows, 2), np.int64)
         self.sample_indices = np.zeros(rows, np.int64)
         self.sample_rows = np.zeros(rows, np.int32)
@@ -320,6 +330,18 @@ class Scheduler:
             StepError: the plan is not in flight.
         """
         self._native.discard(plan)
+
+    def set_costs(self, *, seconds_per_token: float, seconds_per_block: float) -> None:
+        """Tells what was measured: preemption "auto" chooses by it.
+
+        Args:
+            seconds_per_token: to compute one token of a prompt.
+            seconds_per_block: to copy one block to the host, or from it.
+        """
+        for field, value in (("seconds_per_token", seconds_per_token), ("seconds_per_block", seconds_per_block)):
+            if not 0.0 <= value < float("inf"):
+                raise ConfigError(f"{field} is {value!r}: allowed is a finite number of at least 0")
+        self._native.set_costs(seconds_per_token=seconds_per_token, seconds_per_block=seconds_per_block)
 
     def take_ended(self) -> list[RequestSummary]:
         """The requests that ended since the last call of this or of `apply`, such as those aborted between steps."""

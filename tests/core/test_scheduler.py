@@ -160,6 +160,8 @@ def test_a_full_queue_refuses_and_takes_again() -> None:
         ("admission", "guess"),
         ("queue_order", "lifo"),
         ("max_passes", -1),
+        ("preemption", "drop"),
+        ("num_host_blocks", -1),
         ("max_queued_requests", True),
     ],
 )
@@ -181,6 +183,34 @@ def test_orders_priorities_and_deadlines_cross_the_border() -> None:
         (requests[2], False),
         (requests[0], True),
     ]
+
+
+def test_a_victim_is_swapped_out_and_in_again() -> None:
+    config = small_config(
+        num_blocks=10, num_host_blocks=10, preemption="swap", admission="watermark", watermark=0.0, enable_prefix_caching=False
+    )
+    scheduler = Scheduler(config)
+    buffers = StepBuffers(config)
+    for token in (1, 2):
+        scheduler.submit([token] * 14, max_tokens=12)
+    swapped: list[list[list[int]]] = [[], []]
+    ended = []
+    while (plan := scheduler.plan(buffers)) is not None:
+        swapped[0] += buffers.swap_out_pairs[: plan.num_swap_outs].tolist()
+        swapped[1] += buffers.swap_in_pairs[: plan.num_swap_ins].tolist()
+        ended += apply_all(scheduler, plan)
+        scheduler.check()
+    assert len(swapped[0]) > 0
+    assert [host for _, host in swapped[0]] == [host for host, _ in swapped[1]]
+    assert scheduler.stats().recomputed_tokens == 0
+    assert sum(summary.swapped_blocks for summary in ended) == len(swapped[0])
+    assert scheduler.stats().host_blocks_free == 9
+
+
+@pytest.mark.parametrize("seconds", [-1.0, float("nan"), float("inf")])
+def test_a_cost_that_is_no_time_is_refused(seconds: float) -> None:
+    with pytest.raises(ConfigError, match="seconds_per_token is"):
+        Scheduler(small_config()).set_costs(seconds_per_token=seconds, seconds_per_block=1.0)
 
 
 def test_a_deadline_that_is_no_time_is_refused() -> None:

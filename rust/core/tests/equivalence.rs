@@ -6,6 +6,7 @@ mod support;
 
 use proptest::prelude::*;
 use pykv_core::policy::order::QueueOrder;
+use pykv_core::policy::preemption::PreemptionMode;
 use pykv_core::scheduler::{AdmissionPolicy, Outcome, Submission};
 use pykv_core::{RequestId, SchedulerConfig, TokenId};
 use support::{Engine, expected};
@@ -78,6 +79,20 @@ fn outputs_do_not_depend_on_preemption() {
         preemptions += run_all(config(num_blocks, 4), 1).scheduler.stats().preemptions;
     }
     assert!(preemptions > 5, "the pools were small enough to preempt: {preemptions}");
+}
+
+#[test]
+fn outputs_do_not_depend_on_swapping_wherever_the_host_is_full() {
+    let mut counts = Vec::new();
+    for num_host_blocks in [0, 2, 3, 6, 30] {
+        let swapping = SchedulerConfig { num_host_blocks, preemption: PreemptionMode::Swap, ..config(17, 4) };
+        let stats = run_all(swapping, 2).scheduler.stats();
+        assert_eq!(stats.host_blocks_free, stats.host_blocks_total);
+        counts.push((stats.preemptions, stats.swapped_in_blocks, stats.recomputed_tokens));
+    }
+    assert_eq!(counts[0].1, 0);
+    assert!(counts[3].1 > 0 && counts[3].2 > 0, "some are copied, some computed again: {counts:?}");
+    assert!(counts[4].1 > 0 && counts[4].2 == 0, "all are copied: {counts:?}");
 }
 
 #[test]
@@ -223,6 +238,7 @@ proptest! {
         collide in any::<bool>(),
         forecast in any::<bool>(),
         order in 0..4usize,
+        num_host_blocks in 0..12usize,
         max_passes in 0..3usize,
         preempt_lower_ranks in any::<bool>(),
         actions in prop::collection::vec(action(), 1..120),
@@ -234,6 +250,8 @@ proptest! {
             max_queued_requests: 20,
             queue_order: ORDERS[order],
             max_passes,
+            num_host_blocks,
+            preemption: PreemptionMode::Swap,
             preempt_lower_ranks,
             admission: if forecast { AdmissionPolicy::Forecast } else { AdmissionPolicy::Watermark },
             hash_mask: if collide { 1 } else { u64::MAX },

@@ -1,6 +1,7 @@
 //! `pykv._core.Scheduler`: one lock around the core's scheduler.
 
 use pykv_core::policy::order::QueueOrder;
+use pykv_core::policy::preemption::{Costs, PreemptionMode};
 use pykv_core::scheduler::{
     AdmissionPolicy, FinishReason, Outcome, Plan as CorePlan, RequestSummary as CoreSummary, Sampled,
     SchedulerStats as CoreStats, Submission,
@@ -21,6 +22,8 @@ struct Plan {
     num_batch_rows: usize,
     num_decodes: usize,
     num_samples: usize,
+    num_swap_outs: usize,
+    num_swap_ins: usize,
     num_copies: usize,
     num_placed: usize,
     buffers: Py<StepBuffers>,
@@ -35,6 +38,7 @@ struct RequestSummary {
     output_tokens: usize,
     preemptions: usize,
     recomputed_tokens: usize,
+    swapped_blocks: usize,
     stalled_seconds: f64,
     expired: bool,
     aborted: bool,
@@ -56,6 +60,10 @@ struct SchedulerStats {
     steps: u64,
     preemptions: u64,
     recomputed_tokens: u64,
+    swapped_out_blocks: u64,
+    swapped_in_blocks: u64,
+    host_blocks_total: usize,
+    host_blocks_free: usize,
     prefix_queried_tokens: u64,
     prefix_hit_tokens: u64,
     evictions: u64,
@@ -88,11 +96,13 @@ struct Scheduler {
 impl Scheduler {
     #[new]
     #[expect(clippy::too_many_arguments, reason = "one argument an option, named at the only call")]
-    #[pyo3(signature = (*, num_blocks, block_size, max_num_seqs, max_num_batched_tokens, max_chunk_tokens,
+    #[pyo3(signature = (*, num_blocks, num_host_blocks, preemption, block_size, max_num_seqs, max_num_batched_tokens, max_chunk_tokens,
         max_model_len, watermark, admission, queue_order, max_passes, preempt_lower_ranks, enable_prefix_caching,
         max_queued_requests, max_queued_tokens, hash_seed))]
     fn new(
         num_blocks: usize,
+        num_host_blocks: usize,
+        preemption: &str,
         block_size: usize,
         max_num_seqs: usize,
         max_num_batched_tokens: usize,
@@ -110,6 +120,8 @@ impl Scheduler {
     ) -> PyResult<Self> {
         let config = SchedulerConfig {
             num_blocks,
+            num_host_blocks,
+            preemption: PreemptionMode::from_name(preemption).map_err(|error| exception(&error))?,
             block_size,
             max_num_seqs,
             max_num_batched_tokens,
@@ -215,6 +227,14 @@ impl Scheduler {
         self.inner.call(py, |inner| inner.core.discard(plan.id))
     }
 
+    #[pyo3(signature = (*, seconds_per_token, seconds_per_block))]
+    fn set_costs(&self, py: Python<'_>, seconds_per_token: f64, seconds_per_block: f64) -> PyResult<()> {
+        self.inner.call(py, |inner| {
+            inner.core.set_costs(Costs { seconds_per_token, seconds_per_block });
+            Ok(())
+        })
+    }
+
     fn take_ended(&self, py: Python<'_>) -> PyResult<Vec<RequestSummary>> {
         let ended = self.inner.call(py, |inner| Ok(inner.core.take_ended()))?;
         Ok(ended.into_iter().map(RequestSummary::new).collect())
@@ -243,9 +263,18 @@ impl Scheduler {
 
 impl Plan {
     fn new(plan: CorePlan, buffers: Py<StepBuffers>) -> Self {
-        let CorePlan { id, num_tokens, num_batch_rows, num_decodes, num_samples, num_copies, num_placed } =
-            plan;
-        Self { id, num_tokens, num_batch_rows, num_decodes, num_samples, num_copies, num_placed, buffers }
+        Self {
+            id: plan.id,
+            num_tokens: plan.num_tokens,
+            num_batch_rows: plan.num_batch_rows,
+            num_decodes: plan.num_decodes,
+            num_samples: plan.num_samples,
+            num_swap_outs: plan.num_swap_outs,
+            num_swap_ins: plan.num_swap_ins,
+            num_copies: plan.num_copies,
+            num_placed: plan.num_placed,
+            buffers,
+        }
     }
 }
 
@@ -258,6 +287,7 @@ impl RequestSummary {
             output_tokens: summary.output_tokens,
             preemptions: summary.preemptions,
             recomputed_tokens: summary.recomputed_tokens,
+            swapped_blocks: summary.swapped_blocks,
             stalled_seconds: summary.stalled_seconds,
             expired: summary.expired,
             aborted: summary.aborted,
@@ -281,6 +311,10 @@ impl SchedulerStats {
             steps: stats.steps,
             preemptions: stats.preemptions,
             recomputed_tokens: stats.recomputed_tokens,
+            swapped_out_blocks: stats.swapped_out_blocks,
+            swapped_in_blocks: stats.swapped_in_blocks,
+            host_blocks_total: stats.host_blocks_total,
+            host_blocks_free: stats.host_blocks_free,
             prefix_queried_tokens: stats.queried_tokens,
             prefix_hit_tokens: stats.hit_tokens,
             evictions: stats.evictions,

@@ -19,6 +19,8 @@ pub(crate) struct StepBuffers {
     seq_lens: PyBuffer<i32>,
     table_rows: PyBuffer<i32>,
     block_tables: PyBuffer<i32>,
+    swap_out_pairs: PyBuffer<i64>,
+    swap_in_pairs: PyBuffer<i64>,
     copy_pairs: PyBuffer<i64>,
     sample_indices: PyBuffer<i64>,
     sample_rows: PyBuffer<i32>,
@@ -35,7 +37,7 @@ impl StepBuffers {
     #[new]
     #[expect(clippy::too_many_arguments, reason = "one argument an array, named at the only call")]
     #[pyo3(signature = (*, max_num_seqs, token_ids, positions, slot_mapping, query_starts, seq_lens, table_rows,
-        block_tables, copy_pairs, sample_indices, sample_rows, sample_positions, placed_requests, placed_children,
+        block_tables, swap_out_pairs, swap_in_pairs, copy_pairs, sample_indices, sample_rows, sample_positions, placed_requests, placed_children,
         placed_rows, finish_reasons))]
     fn new(
         max_num_seqs: usize,
@@ -46,6 +48,8 @@ impl StepBuffers {
         seq_lens: PyBuffer<i32>,
         table_rows: PyBuffer<i32>,
         block_tables: PyBuffer<i32>,
+        swap_out_pairs: PyBuffer<i64>,
+        swap_in_pairs: PyBuffer<i64>,
         copy_pairs: PyBuffer<i64>,
         sample_indices: PyBuffer<i64>,
         sample_rows: PyBuffer<i32>,
@@ -63,6 +67,8 @@ impl StepBuffers {
             seq_lens,
             table_rows,
             block_tables,
+            swap_out_pairs,
+            swap_in_pairs,
             copy_pairs,
             sample_indices,
             sample_rows,
@@ -86,6 +92,8 @@ impl StepBuffers {
             seq_lens: cells(py, &self.seq_lens, "seq_lens")?,
             table_rows: cells(py, &self.table_rows, "table_rows")?,
             block_tables: cells(py, &self.block_tables, "block_tables")?,
+            swap_out_pairs: cells(py, &self.swap_out_pairs, "swap_out_pairs")?,
+            swap_in_pairs: cells(py, &self.swap_in_pairs, "swap_in_pairs")?,
             copy_pairs: cells(py, &self.copy_pairs, "copy_pairs")?,
             sample_indices: cells(py, &self.sample_indices, "sample_indices")?,
             sample_rows: cells(py, &self.sample_rows, "sample_rows")?,

@@ -5,4 +5,5 @@ pub mod chunk;
 pub mod forecast;
 pub mod length;
 pub mod order;
+pub mod preemption;
 pub mod victim;

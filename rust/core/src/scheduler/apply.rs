@@ -96,15 +96,17 @@ impl Scheduler {
     /// [`Error::NotInFlight`]; nothing was changed.
     pub fn discard(&mut self, plan: u64) -> Result<()> {
         self.check_in_flight(plan)?;
-        let step = std::mem::take(&mut self.step);
+        let mut step = std::mem::take(&mut self.step);
         let void = self.withdraw_failed(&step, |_| true);
         for (batch_row, scheduled) in step.rows.iter().enumerate() {
             let sequence = &mut self.sequences[scheduled.sequence];
             sequence.num_planned = sequence.num_computed;
-            if void.contains(&batch_row) || step.copy_rows.contains(&batch_row) {
-                self.preempt(scheduled.sequence);
+            let came_back = step.swapped_in.iter().any(|(index, _)| *index == scheduled.sequence);
+            if !came_back && (void.contains(&batch_row) || step.copy_rows.contains(&batch_row)) {
+                self.preempt_without_copy(scheduled.sequence);
             }
         }
+        self.discard_swaps(&mut step);
         self.finish_step(step);
         Ok(())
     }
@@ -181,7 +183,7 @@ impl Scheduler {
 
     fn give_up(&mut self, index: SeqIndex, reason: FinishReason) {
         match reason {
-            FinishReason::Void => self.preempt(index),
+            FinishReason::Void => self.preempt_without_copy(index),
             FinishReason::Error => {
                 self.request_of(index).failed = true;
                 self.end_sequence(index);
@@ -262,6 +264,7 @@ impl Scheduler {
             reuse_cached: leader.reuse_cached,
             started_before: true,
             passed: 0,
+            swapped: None,
             stalled_since: None,
         };
         let index = self.sequences.insert(fork);
@@ -292,7 +295,9 @@ impl Scheduler {
     }
 
     /// Brings the running list up to date with who ended, gave way or was forked off, then ends what was aborted.
-    fn finish_step(&mut self, step: Step) {
+    fn finish_step(&mut self, mut step: Step) {
+        // The copies from the host are done: its blocks are free.
+        step.swapped_in.clear();
         self.step = step;
         self.in_flight = false;
         let sequences = &self.sequences;
@@ -307,7 +312,7 @@ impl Scheduler {
         std::mem::take(&mut self.aborts).into_iter().for_each(|request| self.end_request(request));
     }
 
-    fn request_of(&mut self, index: SeqIndex) -> &mut RequestSummary {
+    pub(super) fn request_of(&mut self, index: SeqIndex) -> &mut RequestSummary {
         let request = self.sequences[index].key.request;
         &mut self.requests.get_mut(&request).expect("a live sequence has a request").summary
     }

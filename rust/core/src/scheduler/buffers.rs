@@ -59,6 +59,10 @@ step_arrays! {
     table_rows: i32, rows;
     /// Block ids by row, `max_blocks_per_seq` columns; only what changed is written.
     block_tables: i32, table;
+    /// (device block, host block) of each block that is copied out, before all other copies.
+    swap_out_pairs: i64, host_pairs;
+    /// (host block, device block) of each block that is copied in, before `copy_pairs`.
+    swap_in_pairs: i64, host_pairs;
     /// (source, target) of each block that is copied before the model runs, in this order.
     copy_pairs: i64, pairs;
     /// Which of the step's tokens each sample is drawn after.
@@ -89,6 +93,10 @@ fn rows_and_one(config: &SchedulerConfig) -> usize {
 
 fn pairs(config: &SchedulerConfig) -> usize {
     2 * config.max_num_seqs
+}
+
+fn host_pairs(config: &SchedulerConfig) -> usize {
+    2 * config.num_host_blocks
 }
 
 fn table(config: &SchedulerConfig) -> usize {

@@ -15,6 +15,7 @@ impl Scheduler {
     pub fn check(&mut self) -> Result<()> {
         self.cache.check()?;
         self.check_references()?;
+        self.check_host()?;
         self.check_rows()?;
         self.check_lists()?;
         self.running.iter().try_for_each(|&index| self.check_sequence(&self.sequences[index]))
@@ -38,6 +39,20 @@ impl Scheduler {
                 let detail = format!("block {id} counts {counted} references, tables hold {tables}");
                 return Err(Error::broken("I3 references", detail));
             }
+        }
+        Ok(())
+    }
+
+    /// Whether exactly the host blocks of swapped sequences are taken.
+    fn check_host(&self) -> Result<()> {
+        let Some(host) = &self.host else { return Ok(()) };
+        let waiting = self.waiting.values().filter_map(|&index| self.sequences[index].swapped.as_ref());
+        let coming = self.step.swapped_in.iter().map(|(_, swapped)| swapped);
+        let held: usize = waiting.chain(coming).map(|swapped| swapped.table.len()).sum();
+        let counts = host.count();
+        if counts.active != held || counts.free != host.num_free() || counts.free + held != counts.total {
+            let detail = format!("the host counts {counts:?}, sequences hold {held} of its blocks");
+            return Err(Error::broken("I1 partition", detail));
         }
         Ok(())
     }

@@ -2,6 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::policy::order::QueueOrder;
+use crate::policy::preemption::PreemptionMode;
 use crate::units::BlockSize;
 
 /// When a waiting sequence may start.
@@ -32,6 +33,10 @@ impl AdmissionPolicy {
 pub struct SchedulerConfig {
     /// Blocks of the pool, the null block included.
     pub num_blocks: usize,
+    /// Blocks of the host's pool for preempted sequences, a null block included; 0: there is none.
+    pub num_host_blocks: usize,
+    /// How preempted sequences are brought back.
+    pub preemption: PreemptionMode,
     /// Tokens a block.
     pub block_size: usize,
     /// Sequences that run at once: rows of the block tables.
@@ -68,6 +73,8 @@ impl Default for SchedulerConfig {
     fn default() -> Self {
         Self {
             num_blocks: 1024,
+            num_host_blocks: 0,
+            preemption: PreemptionMode::Auto,
             block_size: 16,
             max_num_seqs: 256,
             max_num_batched_tokens: 2048,
@@ -115,6 +122,7 @@ impl SchedulerConfig {
     pub fn validate(&self) -> Result<()> {
         BlockSize::new(self.block_size)?;
         within("num_blocks", self.num_blocks, 2, 1 << 30)?;
+        within("num_host_blocks", self.num_host_blocks, 0, 1 << 30)?;
         within("max_num_seqs", self.max_num_seqs, 1, 1 << 20)?;
         within("max_num_batched_tokens", self.max_num_batched_tokens, 1, 1 << 30)?;
         within("max_chunk_tokens", self.max_chunk_tokens, 1, usize::MAX)?;

@@ -18,6 +18,7 @@ mod request;
 mod sequence;
 mod stats;
 mod step;
+mod swap;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -34,6 +35,7 @@ use crate::error::{Error, Result};
 use crate::policy::forecast::Growth;
 use crate::policy::length::OutputEstimate;
 use crate::policy::order::{QueueOrder, VirtualTime, priority_rank};
+use crate::policy::preemption::Costs;
 use crate::pool::BlockPool;
 use crate::prefix::{HashOptions, PrefixCache, ScopeId};
 use crate::table::BlockTable;
@@ -49,6 +51,9 @@ pub struct Scheduler {
     config: SchedulerConfig,
     block_size: BlockSize,
     cache: PrefixCache,
+    /// Where preempted sequences may be copied.
+    host: Option<BlockPool>,
+    costs: Costs,
     requests: HashMap<RequestId, Request>,
     sequences: Arena,
     waiting: BTreeMap<SeqKey, SeqIndex>,
@@ -93,6 +98,10 @@ impl Scheduler {
         Ok(Self {
             block_size,
             cache: PrefixCache::new(pool, options),
+            host: (config.num_host_blocks > 1)
+                .then(|| BlockPool::new(config.num_host_blocks, block_size))
+                .transpose()?,
+            costs: Costs::default(),
             requests: HashMap::new(),
             sequences: Arena::default(),
             waiting: BTreeMap::new(),
@@ -122,6 +131,11 @@ impl Scheduler {
     /// The options.
     pub fn config(&self) -> &SchedulerConfig {
         &self.config
+    }
+
+    /// The pool that is scheduled.
+    pub fn pool(&self) -> &BlockPool {
+        self.cache.pool()
     }
 
     /// Queues a request. Nothing of the pool is taken yet.
@@ -227,6 +241,7 @@ impl Scheduler {
             reuse_cached: submission.reuse_cached && self.config.enable_prefix_caching,
             started_before: false,
             passed: 0,
+            swapped: None,
             stalled_since: None,
         }
     }
@@ -294,18 +309,6 @@ impl Scheduler {
         let key = self.sequences[index].key;
         let place = self.running.partition_point(|&other| self.sequences[other].key < key);
         self.running.insert(place, index);
-    }
-
-    /// Takes a sequence off the device; it starts again later. The caller takes it out of `running`.
-    fn preempt(&mut self, index: SeqIndex) {
-        self.stop_running(index);
-        self.sequences[index].stalled_since = Some(self.now);
-        self.totals.preemptions += 1;
-        let key = self.sequences[index].key;
-        if let Some(request) = self.requests.get_mut(&key.request) {
-            request.summary.preemptions += 1;
-        }
-        self.enqueue(index);
     }
 
     /// Ends the requests that wait although their deadline has passed.

@@ -19,6 +19,7 @@ use crate::policy::forecast::{Growth, peak_blocks};
 use crate::policy::order::QueueOrder;
 use crate::policy::victim::{Candidate, victim};
 use crate::prefix::Probe;
+use crate::table::BlockCopy;
 use crate::units::{BlockId, Row};
 
 /// Waiting sequences that are looked at in one step.
@@ -41,7 +42,7 @@ impl Scheduler {
         self.expire();
         let mut step = std::mem::take(&mut self.step);
         step.clear(self.next_step);
-        self.preempt_lower_ranks();
+        self.preempt_lower_ranks(&mut step);
         let preempted = self.schedule_decodes(&mut step)?;
         self.schedule_prefills(&mut step);
         if !preempted {
@@ -140,7 +141,7 @@ impl Scheduler {
     }
 
     /// Makes room for the first of the waiting, if it comes before sequences of a later rank that run.
-    fn preempt_lower_ranks(&mut self) {
+    fn preempt_lower_ranks(&mut self, step: &mut Step) {
         if !self.config.preempt_lower_ranks {
             return;
         }
@@ -151,7 +152,7 @@ impl Scheduler {
             && !self.fits(index)
         {
             self.running.pop();
-            self.preempt(last);
+            self.preempt(step, last);
         }
     }
 
@@ -171,7 +172,7 @@ impl Scheduler {
             }
             let chosen = self.choose_victim(place);
             let index = self.running.remove(chosen);
-            self.preempt(index);
+            self.preempt(step, index);
             if chosen == place {
                 return Ok(false);
             }
@@ -287,6 +288,8 @@ impl Scheduler {
         (sequence.table, sequence.cursor, sequence.epoch) = (table, cursor, epoch);
         (sequence.num_computed, sequence.num_planned) = (cached, cached);
         sequence.shared_blocks = sequence.cursor.published;
+        self.swap_in(step, index);
+        let sequence = &mut self.sequences[index];
         for child in 0..sequence.num_samples {
             let row = self.free_rows.pop().expect("admission saw enough rows");
             sequence.rows.push(row);
@@ -362,7 +365,9 @@ impl Scheduler {
                 sample += 1;
             }
         }
-        write_copies(step, arrays);
+        write_copies(&step.swap_outs, arrays.swap_out_pairs);
+        write_copies(&step.swap_ins, arrays.swap_in_pairs);
+        write_copies(&step.copies, arrays.copy_pairs);
         write_placed(step, arrays);
     }
 
@@ -409,8 +414,8 @@ fn write_sample(arrays: &StepArrays<'_>, sample: usize, token: usize, row: Row, 
     arrays.sample_positions[sample].set(position as i64);
 }
 
-fn write_copies(step: &Step, arrays: &StepArrays<'_>) {
-    for (copy, pair) in step.copies.iter().zip(arrays.copy_pairs.chunks_exact(2)) {
+fn write_copies(copies: &[BlockCopy], pairs: &[Cell<i64>]) {
+    for (copy, pair) in copies.iter().zip(pairs.chunks_exact(2)) {
         set_pair(pair, i64::from(copy.source.get()), i64::from(copy.target.get()));
     }
 }

@@ -55,6 +55,8 @@ pub struct RequestSummary {
     pub preemptions: usize,
     /// Tokens that were computed again after a preemption.
     pub recomputed_tokens: usize,
+    /// Blocks that were copied to the host at preemptions.
+    pub swapped_blocks: usize,
     /// Seconds that its sequences waited to go on after preemptions, added up.
     pub stalled_seconds: f64,
     /// Whether its deadline passed while it waited.
@@ -96,6 +98,7 @@ impl Request {
             output_tokens: 0,
             preemptions: 0,
             recomputed_tokens: 0,
+            swapped_blocks: 0,
             stalled_seconds: 0.0,
             expired: false,
             aborted: false,

@@ -21,6 +21,17 @@ pub(super) struct SeqKey {
 /// Where a sequence stands in the arena.
 pub(super) type SeqIndex = u32;
 
+/// What the host keeps of a preempted sequence.
+#[derive(Debug)]
+pub(super) struct Swapped {
+    /// Host blocks.
+    pub(super) table: BlockTable,
+    /// Tokens whose K and V they hold.
+    pub(super) num_tokens: usize,
+    /// The step that copied them out.
+    pub(super) step: u64,
+}
+
 #[derive(Debug)]
 pub(super) struct Sequence {
     pub(super) key: SeqKey,
@@ -49,6 +60,7 @@ pub(super) struct Sequence {
     pub(super) started_before: bool,
     /// How often a sequence that came later started before it.
     pub(super) passed: usize,
+    pub(super) swapped: Option<Swapped>,
     /// Since when it waits to go on after a preemption.
     pub(super) stalled_since: Option<f64>,
 }

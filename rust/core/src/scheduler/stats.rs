@@ -1,7 +1,7 @@
 //! What can be counted, at one moment and over the scheduler's life.
 
 use super::Scheduler;
-use crate::pool::BlockCounts;
+use crate::pool::{BlockCounts, BlockPool};
 use crate::units::BlockId;
 
 /// What only ever grows.
@@ -10,6 +10,8 @@ pub(super) struct Totals {
     pub(super) steps: u64,
     pub(super) preemptions: u64,
     pub(super) recomputed_tokens: u64,
+    pub(super) swapped_out_blocks: u64,
+    pub(super) swapped_in_blocks: u64,
     pub(super) queried_tokens: u64,
     pub(super) hit_tokens: u64,
     pub(super) peak: Peak,
@@ -51,6 +53,14 @@ pub struct SchedulerStats {
     pub preemptions: u64,
     /// Tokens that were computed again after a preemption.
     pub recomputed_tokens: u64,
+    /// Blocks that were copied to the host.
+    pub swapped_out_blocks: u64,
+    /// Blocks that were copied from the host.
+    pub swapped_in_blocks: u64,
+    /// Blocks of the host's pool, the null block left out.
+    pub host_blocks_total: usize,
+    /// Those of them that are free.
+    pub host_blocks_free: usize,
     /// Prompt tokens that were looked up when their requests started.
     pub queried_tokens: u64,
     /// Those of them that were found.
@@ -75,6 +85,10 @@ impl Scheduler {
             steps: self.totals.steps,
             preemptions: self.totals.preemptions,
             recomputed_tokens: self.totals.recomputed_tokens,
+            swapped_out_blocks: self.totals.swapped_out_blocks,
+            swapped_in_blocks: self.totals.swapped_in_blocks,
+            host_blocks_total: self.host.as_ref().map_or(0, |host| host.num_blocks() - 1),
+            host_blocks_free: self.host.as_ref().map_or(0, BlockPool::num_free),
             queried_tokens: self.totals.queried_tokens,
             hit_tokens: self.totals.hit_tokens,
             evictions: self.cache.evictions(),

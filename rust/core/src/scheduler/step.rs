@@ -1,6 +1,6 @@
 //! A step that was planned and is in flight.
 
-use super::sequence::SeqIndex;
+use super::sequence::{SeqIndex, Swapped};
 use crate::table::BlockCopy;
 use crate::units::{BlockId, RequestId, Row};
 
@@ -17,6 +17,10 @@ pub struct Plan {
     pub num_decodes: usize,
     /// Tokens to sample.
     pub num_samples: usize,
+    /// Blocks to copy to the host, before all other copies.
+    pub num_swap_outs: usize,
+    /// Blocks to copy from the host, before the copies within the device.
+    pub num_swap_ins: usize,
     /// Blocks to copy before the model runs.
     pub num_copies: usize,
     /// Sequences that got a row.
@@ -53,6 +57,10 @@ pub(super) struct Step {
     pub(super) id: u64,
     pub(super) rows: Vec<Scheduled>,
     pub(super) num_decodes: usize,
+    pub(super) swap_outs: Vec<BlockCopy>,
+    pub(super) swap_ins: Vec<BlockCopy>,
+    /// The sequences that come back from the host, and the blocks there that are read.
+    pub(super) swapped_in: Vec<(SeqIndex, Swapped)>,
     pub(super) copies: Vec<BlockCopy>,
     /// The batch row of each copy.
     pub(super) copy_rows: Vec<usize>,
@@ -65,6 +73,9 @@ pub(super) struct Step {
 impl Step {
     pub(super) fn clear(&mut self, id: u64) {
         self.rows.clear();
+        self.swap_outs.clear();
+        self.swap_ins.clear();
+        self.swapped_in.clear();
         self.copies.clear();
         self.copy_rows.clear();
         self.placed.clear();
@@ -85,6 +96,8 @@ impl Step {
             num_batch_rows: self.rows.len(),
             num_decodes: self.num_decodes,
             num_samples: self.num_samples,
+            num_swap_outs: self.swap_outs.len(),
+            num_swap_ins: self.swap_ins.len(),
             num_copies: self.copies.len(),
             num_placed: self.placed.len(),
         }

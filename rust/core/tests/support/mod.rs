@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use pykv_core::scheduler::{
     FinishReason, Outcome, OwnedArrays, Plan, RequestSummary, Sampled, Submission, TableSync,
 };
-use pykv_core::{RequestId, Scheduler, SchedulerConfig, TokenId};
+use pykv_core::{BlockId, RequestId, Scheduler, SchedulerConfig, TokenId};
 
 pub(crate) const VOCABULARY: u64 = 50;
 
@@ -48,6 +48,7 @@ pub(crate) struct Engine {
     arrays: [OwnedArrays; 2],
     syncs: [TableSync; 2],
     slots: Vec<Option<u64>>,
+    host_slots: Vec<Option<u64>>,
     placed: HashMap<i32, (u64, u32)>,
     block_size: usize,
     columns: usize,
@@ -65,6 +66,7 @@ impl Engine {
             arrays,
             syncs,
             slots: vec![None; config.num_blocks * config.block_size],
+            host_slots: vec![None; config.num_host_blocks * config.block_size],
             placed: HashMap::new(),
             block_size: config.block_size,
             columns: config.max_blocks_per_seq(),
@@ -77,12 +79,19 @@ impl Engine {
         self.scheduler.submit(submission).unwrap()
     }
 
-    /// The requests that have ended so far, in order.
-    pub(crate) fn ended_order(&self) -> Vec<u64> {
-        self.ended.iter().map(|ended| ended.request.get()).collect()
+    /// Empties what is free: whoever reads it later without having written it is found out.
+    fn poison_free_blocks(&mut self) {
+        let pool = self.scheduler.pool();
+        for block in (1..pool.num_blocks() as u32).map(BlockId::new) {
+            if pool.references(block) == 0 && !pool.is_published(block) {
+                let start = block.index() * self.block_size;
+                self.slots[start..start + self.block_size].fill(None);
+            }
+        }
     }
 
     pub(crate) fn plan(&mut self) -> Option<Plan> {
+        self.poison_free_blocks();
         let side = self.num_steps % 2;
         self.num_steps += 1;
         let plan = self.scheduler.plan(&self.arrays[side].borrow(), &mut self.syncs[side], self.now).unwrap();
@@ -98,9 +107,15 @@ impl Engine {
     /// Runs the model: copies blocks, writes every token's slot, then reads the history of each sample.
     pub(crate) fn compute(&mut self, plan: Plan) -> Vec<TokenId> {
         let arrays = &self.arrays[(self.num_steps - 1) % 2];
+        let range = |block: i64| block as usize * self.block_size..(block as usize + 1) * self.block_size;
+        for pair in arrays.swap_out_pairs.chunks_exact(2).take(plan.num_swap_outs) {
+            self.host_slots[range(pair[1])].copy_from_slice(&self.slots[range(pair[0])]);
+        }
+        for pair in arrays.swap_in_pairs.chunks_exact(2).take(plan.num_swap_ins) {
+            self.slots[range(pair[1])].copy_from_slice(&self.host_slots[range(pair[0])]);
+        }
         for pair in arrays.copy_pairs.chunks_exact(2).take(plan.num_copies) {
-            let (source, target) = (pair[0] as usize * self.block_size, pair[1] as usize * self.block_size);
-            self.slots.copy_within(source..source + self.block_size, target);
+            self.slots.copy_within(range(pair[0]), range(pair[1]).start);
         }
         for token in 0..plan.num_tokens {
             let slot = arrays.slot_mapping[token] as usize;

@@ -1,0 +1,84 @@
+//! Preemption: what becomes of a victim's blocks, and how it gets them back.
+//!
+//! Within a step the copies are done in this order, before the model runs: out of the device, into the device, block
+//! copies. So a block that a victim gave up can be filled in the same step, and a host block is free again only when the
+//! step that reads it was applied.
+
+use super::Scheduler;
+use super::sequence::{SeqIndex, Swapped};
+use super::step::Step;
+use crate::policy::preemption::{Costs, Loss, swaps};
+use crate::table::{BlockCopy, BlockTable};
+
+impl Scheduler {
+    /// Tells what was measured: `auto` preemption chooses by it.
+    pub fn set_costs(&mut self, costs: Costs) {
+        self.costs = costs;
+    }
+
+    /// Takes a sequence off the device while a step is planned; it starts again later, from the host's copy if one could
+    /// be made. The caller takes it out of `running`.
+    pub(super) fn preempt(&mut self, step: &mut Step, index: SeqIndex) {
+        let swapped = self.swap_out(step, index);
+        self.preempt_without_copy(index);
+        self.sequences[index].swapped = swapped;
+    }
+
+    /// Takes a sequence off the device whose blocks cannot be copied: what it computed is lost. The caller takes it out
+    /// of `running`.
+    pub(super) fn preempt_without_copy(&mut self, index: SeqIndex) {
+        self.stop_running(index);
+        self.sequences[index].stalled_since = Some(self.now);
+        self.totals.preemptions += 1;
+        self.request_of(index).preemptions += 1;
+        self.enqueue(index);
+    }
+
+    fn swap_out(&mut self, step: &mut Step, index: SeqIndex) -> Option<Swapped> {
+        let host = self.host.as_ref()?;
+        let sequence = &self.sequences[index];
+        let num_tokens = sequence.num_computed;
+        let num_blocks = self.block_size.blocks_for(num_tokens);
+        let loss = Loss { num_tokens, num_blocks, free_host_blocks: host.num_free() };
+        if !swaps(self.config.preemption, self.costs, loss) {
+            return None;
+        }
+        let mut table = BlockTable::new(host);
+        table.extend(num_blocks).ok()?;
+        let pairs = sequence.table.blocks().iter().zip(table.blocks());
+        step.swap_outs.extend(pairs.map(|(&source, &target)| BlockCopy { source, target }));
+        self.totals.swapped_out_blocks += num_blocks as u64;
+        self.request_of(index).swapped_blocks += num_blocks;
+        Some(Swapped { table, num_tokens, step: step.id })
+    }
+
+    /// Has a starting sequence's blocks filled from the host's copy, those that it did not find in the cache.
+    pub(super) fn swap_in(&mut self, step: &mut Step, index: SeqIndex) {
+        let sequence = &mut self.sequences[index];
+        let Some(swapped) = sequence.swapped.take() else { return };
+        if swapped.num_tokens <= sequence.num_computed {
+            return;
+        }
+        let found = sequence.cursor.published;
+        let pairs = swapped.table.blocks()[found..].iter().zip(&sequence.table.blocks()[found..]);
+        let before = step.swap_ins.len();
+        step.swap_ins.extend(pairs.map(|(&source, &target)| BlockCopy { source, target }));
+        self.totals.swapped_in_blocks += (step.swap_ins.len() - before) as u64;
+        (sequence.num_computed, sequence.num_planned) = (swapped.num_tokens, swapped.num_tokens);
+        step.swapped_in.push((index, swapped));
+    }
+
+    /// Takes back the copies of a step that failed: copies to the host are worth nothing, those from it are still there.
+    pub(super) fn discard_swaps(&mut self, step: &mut Step) {
+        for (index, swapped) in step.swapped_in.drain(..) {
+            self.preempt_without_copy(index);
+            self.sequences[index].swapped = Some(swapped);
+        }
+        for &index in self.waiting.values() {
+            let sequence = &mut self.sequences[index];
+            if sequence.swapped.as_ref().is_some_and(|swapped| swapped.step == step.id) {
+                sequence.swapped = None;
+            }
+        }
+    }
+}
