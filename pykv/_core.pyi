@@ -62,6 +62,10 @@ class RequestSummary:
     @property
     def recomputed_tokens(self) -> int: ...
     @property
+    def stalled_seconds(self) -> float: ...
+    @property
+    def expired(self) -> bool: ...
+    @property
     def aborted(self) -> bool: ...
     @property
     def failed(self) -> bool: ...
@@ -124,8 +128,12 @@ class Scheduler:
         max_model_len: int,
         watermark: float,
         admission: str,
+        queue_order: str,
+        max_passes: int,
+        preempt_lower_ranks: bool,
         enable_prefix_caching: bool,
         max_queued_requests: int,
+        max_queued_tokens: int,
         hash_seed: int,
     ) -> Scheduler: ...
     def submit(
@@ -136,9 +144,12 @@ class Scheduler:
         num_samples: int,
         scope: bytes,
         reuse_cached: bool,
+        tenant: bytes,
+        priority: int,
+        deadline: float | None,
     ) -> int: ...
     def abort(self, request: int) -> bool: ...
-    def plan(self, buffers: StepBuffers) -> Plan | None: ...
+    def plan(self, buffers: StepBuffers, now: float) -> Plan | None: ...
     def apply(
         self, plan: Plan, sampled: Buffer, outcomes: Buffer, failed_rows: Buffer | None = None
     ) -> list[RequestSummary]: ...

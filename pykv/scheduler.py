@@ -57,6 +57,13 @@ OUTCOME_FAILED = 2
 """The sample is no token: its sequence ends with an error."""
 
 _INT32_MAX = 2**31 - 1
+_OPTIONAL = ("max_chunk_tokens", "max_queued_tokens")
+_CHOICES: dict[str, tuple[object, ...]] = {
+    "admission": ("forecast", "watermark"),
+    "queue_order": ("fcfs", "priority", "longest_prefix", "fair_share"),
+    "preempt_lower_ranks": (False, True),
+    "enable_prefix_caching": (False, True),
+}
 
 
 class FinishReason(enum.IntEnum):
@@ -91,7 +98,12 @@ class SchedulerConfig:
         admission: "forecast": a sequence starts when the worst moment to come fits the pool too, if outputs turn out as long
             as they are expected to; "watermark": when its blocks can be given now.
         enable_prefix_caching: whether full blocks are found again by prompts that begin with the same tokens.
+        queue_order: "fcfs"; "priority"; "longest_prefix": who finds most of its prompt in the cache; "fair_share": equal
+            shares of tokens for all tenants (start-time fair queuing; Goyal et al., SIGCOMM 1996).
+        max_passes: how often a waiting sequence may be passed by later ones before all others wait for it.
+        preempt_lower_ranks: whether a waiting request may push out running ones of a later priority.
         max_queued_requests: sequences that may wait; a request counts each of its samples.
+        max_queued_tokens: tokens of prompts that may wait; None: no limit.
 
     Raises:
         ConfigError: an option is not of its type or out of its range.
@@ -105,8 +117,12 @@ class SchedulerConfig:
     max_model_len: int = 8192
     watermark: float = 0.01
     admission: str = "forecast"
+    queue_order: str = "fcfs"
+    max_passes: int = 16
+    preempt_lower_ranks: bool = False
     enable_prefix_caching: bool = True
     max_queued_requests: int = 1024
+    max_queued_tokens: int | None = None
 
     def __post_init__(self) -> None:
         limits = {
@@ -116,14 +132,20 @@ class SchedulerConfig:
             "max_num_batched_tokens": (1, 2**30),
             "max_chunk_tokens": (1, 2**30),
             "max_model_len": (2, 2**30),
+            "max_passes": (0, 2**30),
             "max_queued_requests": (1, 2**30),
+            "max_queued_tokens": (1, 2**40),
         }
         for field, (low, high) in limits.items():
             value = getattr(self, field)
-            if value is None and field == "max_chunk_tokens":
+            if value is None and field in _OPTIONAL:
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
                 raise ConfigError(f"{field} is {value!r}: allowed is an integer from {low} to {high}")
+        for field, allowed in _CHOICES.items():
+            value = getattr(self, field)
+            if value not in allowed:
+                raise ConfigError(f"{field} is {value!r}: allowed is one of {', '.join(map(str, allowed))}")
         if not isinstance(self.watermark, (int, float)) or not 0.0 <= self.watermark < 1.0:
             raise ConfigError(f"watermark is {self.watermark!r}: allowed is at least 0 and below 1")
 
@@ -193,6 +215,8 @@ class Scheduler:
         options: dict[str, Any] = dataclasses.asdict(config)
         if options["max_chunk_tokens"] is None:
             options["max_chunk_tokens"] = config.max_num_batched_tokens
+        if options["max_queued_tokens"] is None:
+            options["max_queued_tokens"] = 2**62
         self.config = config
         self._native = _core.Scheduler(**options, hash_seed=secrets.randbits(64))
 
@@ -204,6 +228,9 @@ class Scheduler:
         num_samples: int = 1,
         scope: bytes = b"",
         reuse_cached: bool = True,
+        tenant: bytes = b"",
+        priority: int = 0,
+        deadline: float | None = None,
     ) -> int:
         """Queues a request; nothing of the pool is taken yet.
 
@@ -213,6 +240,9 @@ class Scheduler:
             num_samples: sequences that continue the prompt; they share its blocks.
             scope: what may share: requests hit cached blocks of the same scope only.
             reuse_cached: False computes the whole prompt, for who wants the logits of each of its tokens.
+            tenant: who pays for it, under "fair_share".
+            priority: under "priority", the lowest number comes first.
+            deadline: the time, in seconds on the clock of `plan`, after which the request ends if it waits still.
 
         Returns:
             The request's number, never used again.
@@ -220,22 +250,35 @@ class Scheduler:
         Raises:
             InvalidRequestError: a field's value is not allowed.
             CapacityError: prompt and one output token pass the context cap or the pool.
-            QueueFullError: `max_queued_requests` sequences wait already.
+            QueueFullError: `max_queued_requests` sequences or `max_queued_tokens` tokens would be passed.
         """
         if max_tokens is not None and not 0 <= max_tokens < 2**63:
             raise InvalidRequestError(f"max_tokens is {max_tokens}: allowed is at least 1", "max_tokens")
         if not 1 <= num_samples < 2**31:
             raise InvalidRequestError(f"num_samples is {num_samples}: allowed is at least 1", "num_samples")
+        if not -(2**31) <= priority < 2**31:
+            raise InvalidRequestError(f"priority is {priority}: allowed is a 32-bit integer", "priority")
         return self._native.submit(
-            _as_tokens(prompt), max_tokens=max_tokens, num_samples=num_samples, scope=scope, reuse_cached=reuse_cached
+            _as_tokens(prompt),
+            max_tokens=max_tokens,
+            num_samples=num_samples,
+            scope=scope,
+            reuse_cached=reuse_cached,
+            tenant=tenant,
+            priority=priority,
+            deadline=deadline,
         )
 
     def abort(self, request: int) -> bool:
         """Ends a request: at once, or with the `apply` of the step in flight. Returns whether it lived."""
         return 0 <= request < 2**64 and self._native.abort(request)
 
-    def plan(self, buffers: StepBuffers) -> Plan | None:
+    def plan(self, buffers: StepBuffers, now: float = 0.0) -> Plan | None:
         """Decides the next step and writes it into `buffers`.
+
+        Args:
+            buffers: made for this scheduler's configuration.
+            now: the time in seconds, on the clock of the deadlines; an earlier time than the last one counts as that one.
 
         Returns:
             How much of each array is filled; None if there is nothing to compute.
@@ -243,7 +286,7 @@ class Scheduler:
         Raises:
             StepError: a step is in flight, or the buffers were made for another configuration; nothing was changed.
         """
-        return self._native.plan(buffers._native)
+        return self._native.plan(buffers._native, now)
 
     def apply(
         self,

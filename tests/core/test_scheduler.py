@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 
 import numpy as np
@@ -156,12 +157,35 @@ def test_a_full_queue_refuses_and_takes_again() -> None:
         ("max_model_len", 1),
         ("watermark", 1.0),
         ("watermark", float("nan")),
+        ("admission", "guess"),
+        ("queue_order", "lifo"),
+        ("max_passes", -1),
         ("max_queued_requests", True),
     ],
 )
 def test_a_bad_option_is_refused_by_name_and_value(option: str, value: object) -> None:
-    with pytest.raises(ConfigError, match=f"{option} is {value}"):
+    with pytest.raises(ConfigError, match=re.escape(f"{option} is {value!r}")):
         small_config(**{option: value})
+
+
+def test_orders_priorities_and_deadlines_cross_the_border() -> None:
+    scheduler = Scheduler(small_config(queue_order="priority", max_num_seqs=1))
+    buffers = StepBuffers(scheduler.config)
+    requests = [scheduler.submit([1, 2], max_tokens=1, priority=priority, deadline=8.0) for priority in (3, 1, 2)]
+    ended = []
+    for now in (1.0, 2.0, 9.0):
+        plan = scheduler.plan(buffers, now)
+        ended += apply_all(scheduler, plan) if plan is not None else scheduler.take_ended()
+    assert [(summary.request, summary.expired) for summary in ended] == [
+        (requests[1], False),
+        (requests[2], False),
+        (requests[0], True),
+    ]
+
+
+def test_a_deadline_that_is_no_time_is_refused() -> None:
+    with pytest.raises(InvalidRequestError, match="deadline is NaN"):
+        Scheduler(small_config()).submit([1], deadline=float("nan"))
 
 
 def test_an_unknown_option_is_refused() -> None:

@@ -44,11 +44,13 @@ pub enum Error {
         pool: usize,
     },
     /// The waiting queue has no room.
-    #[error("the queue holds {queued} sequences and {asked} more were submitted: allowed are {limit}")]
+    #[error("the queue holds {queued} {unit} and {asked} more were submitted: allowed are {limit}")]
     QueueFull {
-        /// Sequences that wait.
+        /// What is counted.
+        unit: &'static str,
+        /// What waits.
         queued: usize,
-        /// Sequences of the refused request.
+        /// What the refused request would add.
         asked: usize,
         /// The limit.
         limit: usize,

@@ -5,6 +5,7 @@
 mod support;
 
 use proptest::prelude::*;
+use pykv_core::policy::order::QueueOrder;
 use pykv_core::scheduler::{AdmissionPolicy, Outcome, Submission};
 use pykv_core::{RequestId, SchedulerConfig, TokenId};
 use support::{Engine, expected};
@@ -102,7 +103,7 @@ fn colliding_hashes_change_no_token() {
 
 #[derive(Clone, Debug)]
 enum Action {
-    Submit { seed: u32, len: usize, max_tokens: usize, samples: usize, reuse: bool },
+    Submit { seed: u32, len: usize, max_tokens: usize, samples: usize, reuse: bool, priority: i32 },
     Step,
     StepWithAbort { request: usize },
     StepWithFailure { row: usize },
@@ -115,8 +116,10 @@ enum Action {
 
 fn action() -> impl Strategy<Value = Action> {
     prop_oneof![
-        4 => (0..3u32, 1..40usize, 1..20usize, 1..4usize, any::<bool>()).prop_map(
-            |(seed, len, max_tokens, samples, reuse)| Action::Submit { seed, len, max_tokens, samples, reuse }
+        4 => (0..3u32, 1..40usize, 1..20usize, 1..4usize, any::<bool>(), 0..3i32).prop_map(
+            |(seed, len, max_tokens, samples, reuse, priority)| Action::Submit {
+                seed, len, max_tokens, samples, reuse, priority
+            }
         ),
         12 => Just(Action::Step),
         1 => (0..30usize).prop_map(|request| Action::StepWithAbort { request }),
@@ -138,12 +141,14 @@ struct Submitted {
 
 fn act(engine: &mut Engine, submitted: &mut Vec<Submitted>, action: &Action) {
     match *action {
-        Action::Submit { seed, len, max_tokens, samples, reuse } => {
+        Action::Submit { seed, len, max_tokens, samples, reuse, priority } => {
             let prompt = prompt(seed, len);
             let submission = Submission {
                 max_tokens: Some(max_tokens),
                 num_samples: samples,
                 reuse_cached: reuse,
+                priority,
+                tenant: if priority == 0 { b"a" } else { b"b" },
                 ..Submission::new(&prompt)
             };
             if let Ok(request) = engine.scheduler.submit(submission) {
@@ -198,6 +203,9 @@ fn assert_prefixes(engine: &Engine, submitted: &[Submitted]) {
     }
 }
 
+const ORDERS: [QueueOrder; 4] =
+    [QueueOrder::Fcfs, QueueOrder::Priority, QueueOrder::LongestPrefix, QueueOrder::FairShare];
+
 /// Histories that are tried: a few seconds' worth, or what `PROPTEST_CASES` says.
 fn cases() -> u32 {
     std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(4_000)
@@ -214,6 +222,9 @@ proptest! {
         caching in any::<bool>(),
         collide in any::<bool>(),
         forecast in any::<bool>(),
+        order in 0..4usize,
+        max_passes in 0..3usize,
+        preempt_lower_ranks in any::<bool>(),
         actions in prop::collection::vec(action(), 1..120),
     ) {
         let num_blocks = 64usize.div_ceil(block_size) + 1 + spare;
@@ -221,6 +232,9 @@ proptest! {
             max_num_batched_tokens: budget,
             enable_prefix_caching: caching,
             max_queued_requests: 20,
+            queue_order: ORDERS[order],
+            max_passes,
+            preempt_lower_ranks,
             admission: if forecast { AdmissionPolicy::Forecast } else { AdmissionPolicy::Watermark },
             hash_mask: if collide { 1 } else { u64::MAX },
             ..config(num_blocks, block_size)

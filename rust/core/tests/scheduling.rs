@@ -69,7 +69,7 @@ fn the_queue_counts_every_sample_and_takes_requests_again_when_it_drains() {
     let tokens = prompt(0, 4);
     engine.submit(&tokens, 2, 5);
     let error = refusal(&mut engine, Submission { num_samples: 4, ..Submission::new(&tokens) });
-    assert_eq!(error, Error::QueueFull { queued: 5, asked: 4, limit: 8 });
+    assert_eq!(error, Error::QueueFull { unit: "sequences", queued: 5, asked: 4, limit: 8 });
     engine.submit(&tokens, 2, 3);
     engine.run();
     engine.submit(&tokens, 2, 8);
@@ -286,9 +286,9 @@ fn verbs_in_the_wrong_order_change_nothing() {
     let mut scheduler = Scheduler::new(config.clone()).unwrap();
     let (mut arrays, mut sync) = (OwnedArrays::new(&config), TableSync::new(16));
     scheduler.submit(Submission::new(&prompt(0, 5))).unwrap();
-    let plan = scheduler.plan(&arrays.borrow(), &mut sync).unwrap().unwrap();
+    let plan = scheduler.plan(&arrays.borrow(), &mut sync, 0.0).unwrap().unwrap();
     assert_eq!(
-        scheduler.plan(&arrays.borrow(), &mut sync).unwrap_err(),
+        scheduler.plan(&arrays.borrow(), &mut sync, 0.0).unwrap_err(),
         Error::StepInFlight { plan: plan.id }
     );
     let nothing = Sampled { tokens: &[], outcomes: &[], failed_rows: &[] };
@@ -312,7 +312,7 @@ fn buffers_that_are_too_short_are_refused_before_anything_is_planned() {
     let (mut arrays, mut sync) = (OwnedArrays::new(&config), TableSync::new(16));
     arrays.block_tables.pop();
     scheduler.submit(Submission::new(&prompt(0, 5))).unwrap();
-    let error = scheduler.plan(&arrays.borrow(), &mut sync).unwrap_err();
+    let error = scheduler.plan(&arrays.borrow(), &mut sync, 0.0).unwrap_err();
     assert!(matches!(error, Error::ArrayLength { array: "block_tables", .. }));
     assert_eq!(scheduler.stats().num_waiting, 1);
 }

@@ -1,5 +1,6 @@
 //! `pykv._core.Scheduler`: one lock around the core's scheduler.
 
+use pykv_core::policy::order::QueueOrder;
 use pykv_core::scheduler::{
     AdmissionPolicy, FinishReason, Outcome, Plan as CorePlan, RequestSummary as CoreSummary, Sampled,
     SchedulerStats as CoreStats, Submission,
@@ -34,6 +35,8 @@ struct RequestSummary {
     output_tokens: usize,
     preemptions: usize,
     recomputed_tokens: usize,
+    stalled_seconds: f64,
+    expired: bool,
     aborted: bool,
     failed: bool,
 }
@@ -86,7 +89,8 @@ impl Scheduler {
     #[new]
     #[expect(clippy::too_many_arguments, reason = "one argument an option, named at the only call")]
     #[pyo3(signature = (*, num_blocks, block_size, max_num_seqs, max_num_batched_tokens, max_chunk_tokens,
-        max_model_len, watermark, admission, enable_prefix_caching, max_queued_requests, hash_seed))]
+        max_model_len, watermark, admission, queue_order, max_passes, preempt_lower_ranks, enable_prefix_caching,
+        max_queued_requests, max_queued_tokens, hash_seed))]
     fn new(
         num_blocks: usize,
         block_size: usize,
@@ -96,8 +100,12 @@ impl Scheduler {
         max_model_len: usize,
         watermark: f64,
         admission: &str,
+        queue_order: &str,
+        max_passes: usize,
+        preempt_lower_ranks: bool,
         enable_prefix_caching: bool,
         max_queued_requests: usize,
+        max_queued_tokens: usize,
         hash_seed: u64,
     ) -> PyResult<Self> {
         let config = SchedulerConfig {
@@ -110,7 +118,11 @@ impl Scheduler {
             watermark,
             admission: AdmissionPolicy::from_name(admission).map_err(|error| exception(&error))?,
             enable_prefix_caching,
+            queue_order: QueueOrder::from_name(queue_order).map_err(|error| exception(&error))?,
+            max_passes,
+            preempt_lower_ranks,
             max_queued_requests,
+            max_queued_tokens,
             hash_seed,
             hash_mask: u64::MAX,
         };
@@ -118,7 +130,8 @@ impl Scheduler {
         Ok(Self { inner: Guarded::new(Inner { core, scratch: Scratch::default() }) })
     }
 
-    #[pyo3(signature = (prompt, *, max_tokens, num_samples, scope, reuse_cached))]
+    #[expect(clippy::too_many_arguments, reason = "one argument a field, named at the only call")]
+    #[pyo3(signature = (prompt, *, max_tokens, num_samples, scope, reuse_cached, tenant, priority, deadline))]
     fn submit(
         &self,
         py: Python<'_>,
@@ -127,6 +140,9 @@ impl Scheduler {
         num_samples: usize,
         scope: &[u8],
         reuse_cached: bool,
+        tenant: &[u8],
+        priority: i32,
+        deadline: Option<f64>,
     ) -> PyResult<u64> {
         let prompt = read(py, &prompt, "prompt")?;
         self.inner.call(py, |inner| {
@@ -140,13 +156,18 @@ impl Scheduler {
                     )
                 })
             })?;
-            let request = inner.core.submit(Submission {
-                prompt: tokens,
+            let prompt = tokens.as_slice();
+            let submission = Submission {
+                prompt,
                 max_tokens,
                 num_samples,
                 scope,
                 reuse_cached,
-            })?;
+                tenant,
+                priority,
+                deadline,
+            };
+            let request = inner.core.submit(submission)?;
             Ok(request.get())
         })
     }
@@ -155,12 +176,12 @@ impl Scheduler {
         self.inner.call(py, |inner| Ok(inner.core.abort(RequestId::new(request))))
     }
 
-    fn plan(&self, py: Python<'_>, buffers: &Bound<'_, StepBuffers>) -> PyResult<Option<Plan>> {
+    fn plan(&self, py: Python<'_>, buffers: &Bound<'_, StepBuffers>, now: f64) -> PyResult<Option<Plan>> {
         let owner = buffers.get();
         let arrays = owner.arrays(py)?;
         let plan = self.inner.call(py, |inner| {
             let mut sync = owner.sync.lock().unwrap_or_else(|broken| broken.into_inner());
-            inner.core.plan(&arrays, &mut sync)
+            inner.core.plan(&arrays, &mut sync, now)
         })?;
         Ok(plan.map(|plan| Plan::new(plan, buffers.clone().unbind())))
     }
@@ -237,6 +258,8 @@ impl RequestSummary {
             output_tokens: summary.output_tokens,
             preemptions: summary.preemptions,
             recomputed_tokens: summary.recomputed_tokens,
+            stalled_seconds: summary.stalled_seconds,
+            expired: summary.expired,
             aborted: summary.aborted,
             failed: summary.failed,
         }

@@ -4,4 +4,5 @@ pub mod admission;
 pub mod chunk;
 pub mod forecast;
 pub mod length;
+pub mod order;
 pub mod victim;

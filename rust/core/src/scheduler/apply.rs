@@ -244,7 +244,7 @@ impl Scheduler {
         let epoch = self.new_epoch();
         let leader = &self.sequences[leader];
         let fork = Sequence {
-            key: SeqKey { request: leader.key.request, child: leader.key.child + child as u32 },
+            key: SeqKey { child: leader.key.child + child as u32, ..leader.key },
             scope: leader.scope,
             tokens: leader.tokens.clone(),
             prompt_len: leader.prompt_len,
@@ -261,6 +261,8 @@ impl Scheduler {
             shared_blocks: self.block_size.full_blocks(leader.num_computed),
             reuse_cached: leader.reuse_cached,
             started_before: true,
+            passed: 0,
+            stalled_since: None,
         };
         let index = self.sequences.insert(fork);
         self.forked.push(index);

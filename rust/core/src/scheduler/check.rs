@@ -66,6 +66,11 @@ impl Scheduler {
         if queued != self.num_queued {
             return Err(Error::broken("I8 lists", format!("{queued} wait, {} are counted", self.num_queued)));
         }
+        let tokens: usize = self.waiting.values().map(|&index| self.sequences[index].tokens.len()).sum();
+        if tokens != self.num_queued_tokens {
+            let detail = format!("{tokens} tokens wait, {} are counted", self.num_queued_tokens);
+            return Err(Error::broken("I8 lists", detail));
+        }
         if !self.running.is_sorted_by_key(|&index| self.sequences[index].key) {
             return Err(Error::broken("I8 lists", "the running ones are not sorted by age"));
         }

@@ -1,6 +1,7 @@
 //! What a scheduler is told once.
 
 use crate::error::{Error, Result};
+use crate::policy::order::QueueOrder;
 use crate::units::BlockSize;
 
 /// When a waiting sequence may start.
@@ -47,6 +48,14 @@ pub struct SchedulerConfig {
     pub admission: AdmissionPolicy,
     /// Whether full blocks are published and found again.
     pub enable_prefix_caching: bool,
+    /// Who starts first.
+    pub queue_order: QueueOrder,
+    /// How often a waiting sequence may be passed by later ones that fit, before all others wait for it.
+    pub max_passes: usize,
+    /// Whether a waiting sequence may push out running ones of a later rank.
+    pub preempt_lower_ranks: bool,
+    /// Tokens of prompts that may wait.
+    pub max_queued_tokens: usize,
     /// Sequences that may wait.
     pub max_queued_requests: usize,
     /// Seed of the prefix tree's hash: it changes no decision.
@@ -67,6 +76,10 @@ impl Default for SchedulerConfig {
             watermark: 0.01,
             admission: AdmissionPolicy::Forecast,
             enable_prefix_caching: true,
+            queue_order: QueueOrder::Fcfs,
+            max_passes: 16,
+            preempt_lower_ranks: false,
+            max_queued_tokens: usize::MAX,
             max_queued_requests: 1024,
             hash_seed: 0,
             hash_mask: u64::MAX,
@@ -106,6 +119,7 @@ impl SchedulerConfig {
         within("max_num_batched_tokens", self.max_num_batched_tokens, 1, 1 << 30)?;
         within("max_chunk_tokens", self.max_chunk_tokens, 1, usize::MAX)?;
         within("max_model_len", self.max_model_len, 2, 1 << 30)?;
+        within("max_queued_tokens", self.max_queued_tokens, 1, usize::MAX)?;
         within("max_queued_requests", self.max_queued_requests, 1, 1 << 30)?;
         if !(0.0..1.0).contains(&self.watermark) {
             return Err(Error::config("watermark", self.watermark, "at least 0 and below 1"));

@@ -5,8 +5,9 @@
 //!              ▲                          │
 //!              └──── plan: preempted ─────┘
 //! ```
-//! Running and waiting sequences are kept by age (request, then sample). A sequence is preempted only for an older one:
-//! the oldest is never preempted, and since every request fits the pool alone, it ends; so does every other one in turn.
+//! Running and waiting sequences are kept in one order: by rank (which the configured order gives), then by age. A
+//! sequence is preempted only for one that comes before it: the first one that runs is never preempted, and since every
+//! request fits the pool alone, it ends; so does every other one in turn.
 
 mod apply;
 mod buffers;
@@ -18,7 +19,7 @@ mod sequence;
 mod stats;
 mod step;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use hashbrown::HashMap;
 
@@ -32,11 +33,12 @@ pub use step::Plan;
 use crate::error::{Error, Result};
 use crate::policy::forecast::Growth;
 use crate::policy::length::OutputEstimate;
+use crate::policy::order::{QueueOrder, VirtualTime, priority_rank};
 use crate::pool::BlockPool;
-use crate::prefix::{HashOptions, PrefixCache};
+use crate::prefix::{HashOptions, PrefixCache, ScopeId};
 use crate::table::BlockTable;
 use crate::units::{BlockSize, RequestId, Row};
-use request::Request;
+use request::{Deadline, Request};
 use sequence::{Arena, SeqIndex, SeqKey, Sequence};
 use stats::Totals;
 use step::Step;
@@ -52,6 +54,12 @@ pub struct Scheduler {
     waiting: BTreeMap<SeqKey, SeqIndex>,
     /// Samples that wait, those included that are not forked off yet.
     num_queued: usize,
+    /// Tokens of what waits.
+    num_queued_tokens: usize,
+    deadlines: BTreeSet<(Deadline, RequestId)>,
+    virtual_time: VirtualTime,
+    /// Whether a sequence that could not start when last looked at might start now.
+    queue_changed: bool,
     /// By age.
     running: Vec<SeqIndex>,
     /// Samples that the step at hand has forked off.
@@ -59,6 +67,8 @@ pub struct Scheduler {
     free_rows: Vec<Row>,
     step: Step,
     in_flight: bool,
+    /// The time of the last plan, in seconds.
+    now: f64,
     next_request: u64,
     next_step: u64,
     next_epoch: u64,
@@ -87,11 +97,16 @@ impl Scheduler {
             sequences: Arena::default(),
             waiting: BTreeMap::new(),
             num_queued: 0,
+            num_queued_tokens: 0,
+            deadlines: BTreeSet::new(),
+            virtual_time: VirtualTime::default(),
+            queue_changed: false,
             running: Vec::with_capacity(config.max_num_seqs),
             forked: Vec::new(),
             free_rows: (0..config.max_num_seqs as u32).rev().map(Row::new).collect(),
             step: Step::default(),
             in_flight: false,
+            now: 0.0,
             next_request: 0,
             next_step: 0,
             next_epoch: 1,
@@ -119,9 +134,14 @@ impl Scheduler {
         let request = RequestId::new(self.next_request);
         self.next_request += 1;
         let scope = self.cache.enter_scope(submission.scope);
-        let sequence = self.first_sequence(request, scope, &submission);
+        let rank = self.rank(&submission);
+        let key = SeqKey { rank, request, child: 0 };
+        let sequence = self.first_sequence(key, scope, &submission);
         let index = self.sequences.insert(sequence);
-        self.requests.insert(request, Request::new(request, scope, &submission));
+        self.requests.insert(request, Request::new(request, scope, rank, &submission));
+        if let Some(seconds) = submission.deadline {
+            self.deadlines.insert((Deadline::at(seconds), request));
+        }
         self.enqueue(index);
         Ok(request)
     }
@@ -164,24 +184,32 @@ impl Scheduler {
             let (max_model_len, pool) = (self.config.max_model_len, self.config.num_slots());
             return Err(Error::NeverFits { prompt, cap, max_model_len, pool });
         }
-        let (queued, asked, limit) =
-            (self.num_queued, submission.num_samples, self.config.max_queued_requests);
-        if queued + asked > limit {
-            return Err(Error::QueueFull { queued, asked, limit });
+        if let Some(seconds) = submission.deadline.filter(|seconds| !(0.0..f64::INFINITY).contains(seconds)) {
+            return Err(Error::request("deadline", seconds, "a finite number of seconds, at least 0"));
         }
-        Ok(())
+        let config = &self.config;
+        room("sequences", self.num_queued, submission.num_samples, config.max_queued_requests)?;
+        room("tokens", self.num_queued_tokens, prompt, config.max_queued_tokens)
     }
 
-    fn first_sequence(
-        &mut self,
-        request: RequestId,
-        scope: crate::prefix::ScopeId,
-        submission: &Submission<'_>,
-    ) -> Sequence {
+    /// A request's rank under the configured order.
+    fn rank(&mut self, submission: &Submission<'_>) -> u64 {
+        match self.config.queue_order {
+            QueueOrder::Fcfs | QueueOrder::LongestPrefix => 0,
+            QueueOrder::Priority => priority_rank(submission.priority),
+            QueueOrder::FairShare => {
+                let room = self.config.cap() - submission.prompt.len();
+                let output = self.outputs.expected(submission.max_tokens, room) * submission.num_samples;
+                self.virtual_time.start(submission.tenant, submission.prompt.len() + output)
+            }
+        }
+    }
+
+    fn first_sequence(&mut self, key: SeqKey, scope: ScopeId, submission: &Submission<'_>) -> Sequence {
         let cap = self.config.cap();
         let wanted = submission.max_tokens.unwrap_or(cap);
         Sequence {
-            key: SeqKey { request, child: 0 },
+            key,
             scope,
             tokens: submission.prompt.to_vec(),
             prompt_len: submission.prompt.len(),
@@ -198,18 +226,23 @@ impl Scheduler {
             shared_blocks: 0,
             reuse_cached: submission.reuse_cached && self.config.enable_prefix_caching,
             started_before: false,
+            passed: 0,
+            stalled_since: None,
         }
     }
 
     fn enqueue(&mut self, index: SeqIndex) {
         let sequence = &self.sequences[index];
         self.num_queued += sequence.num_samples;
+        self.num_queued_tokens += sequence.tokens.len();
+        self.queue_changed = true;
         self.waiting.insert(sequence.key, index);
     }
 
     fn dequeue(&mut self, key: SeqKey) {
         if let Some(index) = self.waiting.remove(&key) {
             self.num_queued -= self.sequences[index].num_samples;
+            self.num_queued_tokens -= self.sequences[index].tokens.len();
         }
     }
 
@@ -223,6 +256,7 @@ impl Scheduler {
         while let Some(row) = sequence.rows.pop() {
             self.free_rows.push(row);
         }
+        self.queue_changed = true;
     }
 
     /// Ends one sequence. The caller takes it out of `running`.
@@ -236,13 +270,18 @@ impl Scheduler {
         if request.num_live == 0 {
             let request = self.requests.remove(&key.request).expect("it was there");
             self.cache.leave_scope(request.scope);
+            if let Some(deadline) = request.deadline {
+                self.deadlines.remove(&(deadline, key.request));
+            }
             self.ended.push(request.summary);
         }
     }
 
     /// Ends all that is left of a request.
     fn end_request(&mut self, request: RequestId) {
-        let waiting = self.waiting.range(SeqKey { request, child: 0 }..=SeqKey { request, child: u32::MAX });
+        let Some(entry) = self.requests.get(&request) else { return };
+        let first = SeqKey { rank: entry.rank, request, child: 0 };
+        let waiting = self.waiting.range(first..=SeqKey { child: u32::MAX, ..first });
         let mut indices: Vec<SeqIndex> = waiting.map(|(_, &index)| index).collect();
         indices.extend(self.running.iter().filter(|&&index| self.sequences[index].key.request == request));
         self.running.retain(|index| !indices.contains(index));
@@ -260,6 +299,7 @@ impl Scheduler {
     /// Takes a sequence off the device; it starts again later. The caller takes it out of `running`.
     fn preempt(&mut self, index: SeqIndex) {
         self.stop_running(index);
+        self.sequences[index].stalled_since = Some(self.now);
         self.totals.preemptions += 1;
         let key = self.sequences[index].key;
         if let Some(request) = self.requests.get_mut(&key.request) {
@@ -268,8 +308,30 @@ impl Scheduler {
         self.enqueue(index);
     }
 
+    /// Ends the requests that wait although their deadline has passed.
+    fn expire(&mut self) {
+        let now = Deadline::at(self.now);
+        while let Some(&(deadline, request)) = self.deadlines.first()
+            && deadline < now
+        {
+            self.deadlines.pop_first();
+            let running = self.running.iter().any(|&index| self.sequences[index].key.request == request);
+            if let Some(entry) = self.requests.get_mut(&request).filter(|_| !running) {
+                entry.summary.expired = true;
+                self.end_request(request);
+            }
+        }
+    }
+
     fn new_epoch(&mut self) -> u64 {
         self.next_epoch += 1;
         self.next_epoch
     }
+}
+
+fn room(unit: &'static str, queued: usize, asked: usize, limit: usize) -> Result<()> {
+    if queued.saturating_add(asked) > limit {
+        return Err(Error::QueueFull { unit, queued, asked, limit });
+    }
+    Ok(())
 }

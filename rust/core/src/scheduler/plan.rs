@@ -16,24 +16,32 @@ use crate::error::{Error, Result};
 use crate::policy::admission::Admission;
 use crate::policy::chunk::chunk;
 use crate::policy::forecast::{Growth, peak_blocks};
+use crate::policy::order::QueueOrder;
 use crate::policy::victim::{Candidate, victim};
 use crate::prefix::Probe;
 use crate::units::{BlockId, Row};
 
+/// Waiting sequences that are looked at in one step.
+const MAX_CANDIDATES: usize = 32;
+
 impl Scheduler {
     /// Decides the next step and writes it into `arrays`. Returns none if there is nothing to compute.
     ///
-    /// `sync` belongs to `arrays`: it remembers what stands in the block tables there.
+    /// `sync` belongs to `arrays`: it remembers what stands in the block tables there. `now` is the time in seconds, on the
+    /// clock of the deadlines; it never goes back.
     ///
     /// # Errors
     /// [`Error::StepInFlight`], [`Error::ArrayLength`]; nothing was changed.
-    pub fn plan(&mut self, arrays: &StepArrays<'_>, sync: &mut TableSync) -> Result<Option<Plan>> {
+    pub fn plan(&mut self, arrays: &StepArrays<'_>, sync: &mut TableSync, now: f64) -> Result<Option<Plan>> {
         if self.in_flight {
             return Err(Error::StepInFlight { plan: self.step.id });
         }
         arrays.check(&self.config)?;
+        self.now = self.now.max(now);
+        self.expire();
         let mut step = std::mem::take(&mut self.step);
         step.clear(self.next_step);
+        self.preempt_lower_ranks();
         let preempted = self.schedule_decodes(&mut step)?;
         self.schedule_prefills(&mut step);
         if !preempted {
@@ -88,15 +96,63 @@ impl Scheduler {
         }
     }
 
+    /// Starts waiting sequences in order. One that does not fit may be passed by those behind it, a bounded number of
+    /// times.
     fn admit_waiting(&mut self, step: &mut Step) -> Result<()> {
-        while step.num_tokens < self.config.max_num_batched_tokens
-            && let Some((_, &index)) = self.waiting.first_key_value()
-            && self.admit(step, index)?
-        {
-            let num_tokens = self.chunk_for(step, &self.sequences[index]);
-            self.schedule_prefill(step, index, num_tokens);
+        while self.queue_changed && step.num_tokens < self.config.max_num_batched_tokens {
+            // Looked at again when something has changed; that some of these start is a change.
+            self.queue_changed = false;
+            for index in self.candidates() {
+                if step.num_tokens < self.config.max_num_batched_tokens && self.admit(step, index)? {
+                    self.queue_changed = true;
+                    self.pass_waiting(index);
+                    let num_tokens = self.chunk_for(step, &self.sequences[index]);
+                    self.schedule_prefill(step, index, num_tokens);
+                } else if self.must_not_be_passed() {
+                    break;
+                }
+            }
         }
         Ok(())
+    }
+
+    /// The sequences that may start in this step, in the order in which they are tried.
+    fn candidates(&mut self) -> Vec<SeqIndex> {
+        let mut candidates: Vec<SeqIndex> = self.waiting.values().take(MAX_CANDIDATES).copied().collect();
+        if self.config.queue_order == QueueOrder::LongestPrefix && !self.must_not_be_passed() {
+            candidates.sort_by_cached_key(|&index| std::cmp::Reverse(self.probe(index).hits));
+        }
+        candidates
+    }
+
+    /// Whether the first of the waiting was passed as often as may be.
+    fn must_not_be_passed(&self) -> bool {
+        let first = self.waiting.values().next();
+        first.is_some_and(|&index| self.sequences[index].passed >= self.config.max_passes)
+    }
+
+    /// Counts that a sequence has started before those that wait and come before it.
+    fn pass_waiting(&mut self, started: SeqIndex) {
+        let key = self.sequences[started].key;
+        for &index in self.waiting.range(..key).map(|(_, index)| index) {
+            self.sequences[index].passed += 1;
+        }
+    }
+
+    /// Makes room for the first of the waiting, if it comes before sequences of a later rank that run.
+    fn preempt_lower_ranks(&mut self) {
+        if !self.config.preempt_lower_ranks {
+            return;
+        }
+        let Some((key, &index)) = self.waiting.first_key_value() else { return };
+        let rank = key.rank;
+        while let Some(&last) = self.running.last()
+            && self.sequences[last].key.rank > rank
+            && !self.fits(index)
+        {
+            self.running.pop();
+            self.preempt(last);
+        }
     }
 
     fn chunk_for(&self, step: &Step, sequence: &Sequence) -> usize {
@@ -147,15 +203,21 @@ impl Scheduler {
 
     /// Gives a waiting sequence all its blocks and its rows, or nothing.
     fn admit(&mut self, step: &mut Step, index: SeqIndex) -> Result<bool> {
-        let sequence = &self.sequences[index];
-        if sequence.num_samples > self.free_rows.len() {
+        if !self.fits(index) {
             return Ok(false);
         }
+        // Nothing below can fail: between the probe and here nobody else takes blocks.
+        self.start(step, index)?;
+        Ok(true)
+    }
+
+    fn fits(&mut self, index: SeqIndex) -> bool {
+        let sequence = &self.sequences[index];
+        if sequence.num_samples > self.free_rows.len() {
+            return false;
+        }
         let num_blocks = self.block_size.blocks_for(sequence.tokens.len());
-        // The last token is always computed: its logits are wanted.
-        let max_hits =
-            if sequence.reuse_cached { self.block_size.full_blocks(sequence.tokens.len() - 1) } else { 0 };
-        let probe = self.cache.probe(sequence.scope, &sequence.tokens, max_hits);
+        let probe = self.probe(index);
         let admission = Admission {
             new_blocks: num_blocks - probe.hits,
             idle_hits: probe.idle_hits,
@@ -163,12 +225,17 @@ impl Scheduler {
             watermark: self.config.watermark_blocks(),
             alone: self.running.is_empty(),
         };
-        if !admission.fits() || !self.forecast_fits(index, probe) {
-            return Ok(false);
-        }
-        // Nothing below can fail: between the probe and here nobody else takes blocks.
-        self.start(step, index, num_blocks, max_hits)?;
-        Ok(true)
+        admission.fits() && self.forecast_fits(index, probe)
+    }
+
+    fn probe(&mut self, index: SeqIndex) -> Probe {
+        let sequence = &self.sequences[index];
+        self.cache.probe(sequence.scope, &sequence.tokens, self.max_hits(sequence))
+    }
+
+    /// Blocks that a sequence may share at most. Its last token is always computed: its logits are wanted.
+    fn max_hits(&self, sequence: &Sequence) -> usize {
+        if sequence.reuse_cached { self.block_size.full_blocks(sequence.tokens.len() - 1) } else { 0 }
     }
 
     /// Whether the worst moment to come fits the pool with one more sequence running. Alone, a sequence always fits.
@@ -206,11 +273,14 @@ impl Scheduler {
         growths.extend((1..sequence.num_samples).map(|_| Growth { shared_blocks: full, ..growth }));
     }
 
-    fn start(&mut self, step: &mut Step, index: SeqIndex, num_blocks: usize, max_hits: usize) -> Result<()> {
+    fn start(&mut self, step: &mut Step, index: SeqIndex) -> Result<()> {
         let key = self.sequences[index].key;
         self.dequeue(key);
+        self.virtual_time.advance(key.rank);
         let epoch = self.new_epoch();
+        let max_hits = self.max_hits(&self.sequences[index]);
         let sequence = &mut self.sequences[index];
+        let num_blocks = self.block_size.blocks_for(sequence.tokens.len());
         let (mut table, cursor) = self.cache.share(sequence.scope, &sequence.tokens, max_hits);
         self.cache.extend(&mut table, num_blocks - cursor.published)?;
         let cached = cursor.published * self.block_size.tokens();
@@ -223,6 +293,7 @@ impl Scheduler {
             step.placed.push(Placed { request: key.request, child: key.child + child as u32, row });
         }
         self.count_hits(index, cached);
+        self.end_stall(index);
         self.run(index);
         Ok(())
     }
@@ -239,6 +310,16 @@ impl Scheduler {
         self.totals.hit_tokens += cached as u64;
         if let Some(request) = self.requests.get_mut(&sequence.key.request) {
             request.summary.cached_tokens = cached;
+        }
+    }
+
+    fn end_stall(&mut self, index: SeqIndex) {
+        let sequence = &mut self.sequences[index];
+        sequence.passed = 0;
+        if let Some(since) = sequence.stalled_since.take()
+            && let Some(request) = self.requests.get_mut(&sequence.key.request)
+        {
+            request.summary.stalled_seconds += self.now - since;
         }
     }
 

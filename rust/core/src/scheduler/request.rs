@@ -16,17 +16,32 @@ pub struct Submission<'a> {
     pub scope: &'a [u8],
     /// Whether published blocks may stand in for computing the prompt.
     pub reuse_cached: bool,
+    /// Who pays for it, under fair shares.
+    pub tenant: &'a [u8],
+    /// Under the order by priority: the lowest number comes first.
+    pub priority: i32,
+    /// The time, in seconds, after which it must not start any more.
+    pub deadline: Option<f64>,
 }
 
 impl<'a> Submission<'a> {
     /// A request for one sample, without limit but the cap, in the empty scope.
     pub fn new(prompt: &'a [TokenId]) -> Self {
-        Self { prompt, max_tokens: None, num_samples: 1, scope: &[], reuse_cached: true }
+        Self {
+            prompt,
+            max_tokens: None,
+            num_samples: 1,
+            scope: &[],
+            reuse_cached: true,
+            tenant: &[],
+            priority: 0,
+            deadline: None,
+        }
     }
 }
 
 /// A request that has ended, whose blocks were given back.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct RequestSummary {
     /// Its number.
     pub request: RequestId,
@@ -40,10 +55,25 @@ pub struct RequestSummary {
     pub preemptions: usize,
     /// Tokens that were computed again after a preemption.
     pub recomputed_tokens: usize,
+    /// Seconds that its sequences waited to go on after preemptions, added up.
+    pub stalled_seconds: f64,
+    /// Whether its deadline passed while it waited.
+    pub expired: bool,
     /// Whether it ended because it was aborted.
     pub aborted: bool,
     /// Whether one of its samples failed.
     pub failed: bool,
+}
+
+/// A time that can be sorted by: seconds of at least 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Deadline(u64);
+
+impl Deadline {
+    /// Numbers of at least 0 sort as their bits do.
+    pub(super) fn at(seconds: f64) -> Self {
+        Self(seconds.max(0.0).to_bits())
+    }
 }
 
 /// A request that lives.
@@ -51,12 +81,14 @@ pub struct RequestSummary {
 pub(super) struct Request {
     pub(super) summary: RequestSummary,
     pub(super) scope: ScopeId,
+    pub(super) rank: u64,
+    pub(super) deadline: Option<Deadline>,
     /// Samples that have not ended yet, those included that are not forked off yet.
     pub(super) num_live: usize,
 }
 
 impl Request {
-    pub(super) fn new(request: RequestId, scope: ScopeId, submission: &Submission<'_>) -> Self {
+    pub(super) fn new(request: RequestId, scope: ScopeId, rank: u64, submission: &Submission<'_>) -> Self {
         let summary = RequestSummary {
             request,
             prompt_tokens: submission.prompt.len(),
@@ -64,9 +96,12 @@ impl Request {
             output_tokens: 0,
             preemptions: 0,
             recomputed_tokens: 0,
+            stalled_seconds: 0.0,
+            expired: false,
             aborted: false,
             failed: false,
         };
-        Self { summary, scope, num_live: submission.num_samples }
+        let deadline = submission.deadline.map(Deadline::at);
+        Self { summary, scope, rank, deadline, num_live: submission.num_samples }
     }
 }

@@ -10,9 +10,10 @@ use crate::prefix::{Cursor, ScopeId};
 use crate::table::BlockTable;
 use crate::units::{RequestId, Row, TokenId};
 
-/// Who a sequence is: requests by age, the samples of one in order.
+/// Who a sequence is, and who comes first: by rank, then requests by age, then the samples of one in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct SeqKey {
+    pub(super) rank: u64,
     pub(super) request: RequestId,
     pub(super) child: u32,
 }
@@ -46,6 +47,10 @@ pub(super) struct Sequence {
     pub(super) shared_blocks: usize,
     pub(super) reuse_cached: bool,
     pub(super) started_before: bool,
+    /// How often a sequence that came later started before it.
+    pub(super) passed: usize,
+    /// Since when it waits to go on after a preemption.
+    pub(super) stalled_since: Option<f64>,
 }
 
 impl Sequence {

@@ -44,6 +44,7 @@ pub(crate) struct Engine {
     pub(crate) outputs: HashMap<(u64, u32), Vec<TokenId>>,
     pub(crate) ended: Vec<RequestSummary>,
     pub(crate) num_steps: usize,
+    pub(crate) now: f64,
     arrays: [OwnedArrays; 2],
     syncs: [TableSync; 2],
     slots: Vec<Option<u64>>,
@@ -60,6 +61,7 @@ impl Engine {
             outputs: HashMap::new(),
             ended: Vec::new(),
             num_steps: 0,
+            now: 0.0,
             arrays,
             syncs,
             slots: vec![None; config.num_blocks * config.block_size],
@@ -75,10 +77,15 @@ impl Engine {
         self.scheduler.submit(submission).unwrap()
     }
 
+    /// The requests that have ended so far, in order.
+    pub(crate) fn ended_order(&self) -> Vec<u64> {
+        self.ended.iter().map(|ended| ended.request.get()).collect()
+    }
+
     pub(crate) fn plan(&mut self) -> Option<Plan> {
         let side = self.num_steps % 2;
         self.num_steps += 1;
-        let plan = self.scheduler.plan(&self.arrays[side].borrow(), &mut self.syncs[side]).unwrap();
+        let plan = self.scheduler.plan(&self.arrays[side].borrow(), &mut self.syncs[side], self.now).unwrap();
         self.scheduler.check().unwrap();
         let arrays = &self.arrays[side];
         for index in 0..plan.map_or(0, |plan| plan.num_placed) {

@@ -1,0 +1,195 @@
+//! Who starts first, who may pass whom, who must give way, and who waits in vain.
+#![cfg(not(loom))]
+
+mod support;
+
+use pykv_core::policy::order::QueueOrder;
+use pykv_core::scheduler::{AdmissionPolicy, Submission};
+use pykv_core::{Error, RequestId, SchedulerConfig, TokenId};
+use support::{Engine, expected};
+
+fn config(order: QueueOrder) -> SchedulerConfig {
+    SchedulerConfig {
+        num_blocks: 21,
+        block_size: 4,
+        max_num_seqs: 8,
+        max_num_batched_tokens: 100,
+        max_model_len: 80,
+        watermark: 0.0,
+        admission: AdmissionPolicy::Watermark,
+        queue_order: order,
+        ..SchedulerConfig::default()
+    }
+}
+
+/// One sequence at a time, so that the order of ends is the order of starts.
+fn one_by_one(order: QueueOrder) -> Engine {
+    Engine::new(SchedulerConfig { max_num_seqs: 1, ..config(order) })
+}
+
+fn prompt(seed: u32, len: usize) -> Vec<TokenId> {
+    (0..len as u32).map(|place| (place * 7 + seed) % 50).collect()
+}
+
+fn submit(engine: &mut Engine, submission: Submission<'_>) -> RequestId {
+    engine.scheduler.submit(Submission { max_tokens: Some(2), ..submission }).unwrap()
+}
+
+#[test]
+fn fcfs_ignores_priorities() {
+    let mut engine = one_by_one(QueueOrder::Fcfs);
+    for priority in [5, 1, 3] {
+        submit(&mut engine, Submission { priority, ..Submission::new(&prompt(0, 5)) });
+    }
+    engine.run();
+    assert_eq!(engine.ended_order(), [0, 1, 2]);
+}
+
+#[test]
+fn the_lowest_priority_number_starts_first_and_equals_by_age() {
+    let mut engine = one_by_one(QueueOrder::Priority);
+    for priority in [5, 1, 3, 1] {
+        submit(&mut engine, Submission { priority, ..Submission::new(&prompt(0, 5)) });
+    }
+    engine.run();
+    assert_eq!(engine.ended_order(), [1, 3, 2, 0]);
+}
+
+#[test]
+fn a_request_of_an_earlier_rank_pushes_others_out_only_when_asked_to() {
+    for preempt_lower_ranks in [false, true] {
+        let mut engine = Engine::new(SchedulerConfig { preempt_lower_ranks, ..config(QueueOrder::Priority) });
+        let tokens: Vec<_> = (0..2).map(|seed| prompt(seed, 30)).collect();
+        for tokens in &tokens {
+            let submission = Submission { priority: 9, max_tokens: Some(20), ..Submission::new(tokens) };
+            engine.scheduler.submit(submission).unwrap();
+        }
+        engine.step();
+        let urgent = prompt(7, 30);
+        submit(&mut engine, Submission { priority: 0, ..Submission::new(&urgent) });
+        engine.step();
+        let started_at_once = engine.outputs.contains_key(&(2, 0));
+        assert_eq!(started_at_once, preempt_lower_ranks);
+        engine.run();
+        for (request, tokens, num_tokens) in [(0, &tokens[0], 20), (1, &tokens[1], 20), (2, &urgent, 2)] {
+            assert_eq!(engine.outputs[&(request, 0)], expected(tokens, 0, num_tokens));
+        }
+    }
+}
+
+#[test]
+fn the_longest_prefix_starts_first_but_nobody_is_passed_for_ever() {
+    let mut engine =
+        Engine::new(SchedulerConfig { max_num_seqs: 1, max_passes: 3, ..config(QueueOrder::LongestPrefix) });
+    let cached = prompt(0, 16);
+    submit(&mut engine, Submission::new(&cached));
+    engine.run();
+    submit(&mut engine, Submission::new(&prompt(30, 16)));
+    (0..6).for_each(|_| {
+        submit(&mut engine, Submission::new(&cached));
+    });
+    engine.run();
+    assert_eq!(engine.ended_order(), [0, 2, 3, 4, 1, 5, 6, 7]);
+}
+
+#[test]
+fn tenants_take_turns_whoever_sends_more() {
+    let mut engine = one_by_one(QueueOrder::FairShare);
+    for _ in 0..6 {
+        submit(&mut engine, Submission { tenant: b"greedy", ..Submission::new(&prompt(0, 8)) });
+    }
+    for _ in 0..2 {
+        submit(&mut engine, Submission { tenant: b"modest", ..Submission::new(&prompt(0, 8)) });
+    }
+    engine.run();
+    assert_eq!(engine.ended_order(), [0, 6, 1, 7, 2, 3, 4, 5]);
+}
+
+#[test]
+fn small_requests_pass_a_large_one_a_bounded_number_of_times() {
+    let mut engine = Engine::new(SchedulerConfig { max_passes: 5, ..config(QueueOrder::Fcfs) });
+    let long = engine.submit(&prompt(0, 40), 19, 1);
+    engine.step();
+    let large = engine.submit(&prompt(20, 46), 1, 1);
+    let mut ended_before_large = 0;
+    for round in 0..200 {
+        let tokens = [round % 50];
+        engine.submit(&tokens, 1, 1);
+        engine.step();
+        if engine.ended_order().contains(&large.get()) {
+            break;
+        }
+        ended_before_large = engine.ended.len();
+    }
+    assert!(engine.ended_order().contains(&large.get()), "the large one starves");
+    assert!(ended_before_large >= 5, "small ones passed it while it waited");
+    let small_before = engine.ended_order().iter().take_while(|&&id| id != large.get()).count();
+    assert!(small_before <= 5 + 2, "{small_before} ended before it, {} among them", long.get());
+}
+
+#[test]
+fn an_expired_request_is_never_prefilled() {
+    let mut engine = one_by_one(QueueOrder::Fcfs);
+    engine.submit(&prompt(0, 5), 30, 1);
+    let late = submit(&mut engine, Submission { deadline: Some(2.0), ..Submission::new(&prompt(0, 5)) });
+    let early = submit(&mut engine, Submission { deadline: Some(1e9), ..Submission::new(&prompt(0, 5)) });
+    for now in 0..4 {
+        engine.now = f64::from(now);
+        engine.step();
+    }
+    assert_eq!(engine.ended_order(), [late.get()]);
+    assert!(engine.ended[0].expired);
+    assert_eq!(engine.ended[0].output_tokens, 0);
+    engine.run();
+    assert_eq!(engine.ended_order(), [late.get(), 0, early.get()]);
+}
+
+#[test]
+fn a_deadline_that_is_no_time_is_refused() {
+    let mut engine = one_by_one(QueueOrder::Fcfs);
+    for seconds in [f64::NAN, f64::INFINITY, -1.0] {
+        let submission = Submission { deadline: Some(seconds), ..Submission::new(&[1]) };
+        let error = engine.scheduler.submit(submission).unwrap_err();
+        assert!(matches!(error, Error::InvalidRequest { field: "deadline", .. }));
+    }
+}
+
+#[test]
+fn the_queue_is_bounded_in_tokens_too() {
+    let mut engine = Engine::new(SchedulerConfig { max_queued_tokens: 20, ..config(QueueOrder::Fcfs) });
+    engine.submit(&prompt(0, 15), 2, 1);
+    let error = engine.scheduler.submit(Submission::new(&prompt(0, 6))).unwrap_err();
+    assert_eq!(error, Error::QueueFull { unit: "tokens", queued: 15, asked: 6, limit: 20 });
+    engine.run();
+    engine.submit(&prompt(0, 20), 2, 1);
+}
+
+#[test]
+fn a_stall_is_the_time_between_a_preemption_and_the_new_start() {
+    let mut engine = Engine::new(SchedulerConfig { num_blocks: 10, ..config(QueueOrder::Fcfs) });
+    for seed in 0..2 {
+        engine.submit(&prompt(seed, 14), 12, 1);
+    }
+    while engine.step() {
+        engine.now += 0.5;
+    }
+    let stalled: Vec<_> =
+        engine.ended.iter().map(|ended| (ended.preemptions, ended.stalled_seconds)).collect();
+    assert_eq!(stalled[0], (0, 0.0));
+    assert_eq!(stalled[1].0, 1);
+    assert!(stalled[1].1 >= 0.5, "{stalled:?}");
+}
+
+#[test]
+fn one_step_starts_as_many_as_fit_however_many_wait() {
+    let mut engine = Engine::new(SchedulerConfig {
+        num_blocks: 400,
+        max_num_seqs: 200,
+        max_num_batched_tokens: 150,
+        ..config(QueueOrder::Fcfs)
+    });
+    (0..200).for_each(|_| {
+        engine.submit(&[1], 4, 1);
+    });
+    assert_eq!(engine.plan().map(|plan| plan.num_batch_rows), Some(150));
+}
