@@ -32,8 +32,8 @@ class EngineConfig:
         attention_backend: "auto" takes the compiled one of the device.
         enable_prefix_caching: keep the blocks of ended requests for later ones that begin alike.
         watermark: share of the blocks that an admission leaves free for the sequences that run.
-        admission: "forecast" admits a request when the worst moment to come fits the pool too, if outputs turn out as long
-            as expected; "watermark" when its blocks can be given now.
+        admission: "forecast" admits a request when the worst moment to come fits the pool too, if outputs turn
+            out as long as expected; "watermark" when its blocks can be given now.
         max_queued_requests: most samples that wait; more are refused.
 
     Raises:

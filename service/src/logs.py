@@ -10,13 +10,14 @@ from structlog.typing import Processor
 __all__ = ["configure_logs"]
 
 
-def configure_logs(level: str, log_format: str, stream: TextIO = sys.stderr) -> None:
-    """Sends the logs of pykv and of its libraries to `stream`.
+def configure_logs(level: str, log_format: str, stream: TextIO | None = None) -> None:
+    """Sends the logs of pykv and of its libraries to `stream`, or to stderr.
 
     Args:
         level: the least level that is logged, such as "info".
         log_format: "console", "json", or "auto" for console where `stream` is a terminal.
     """
+    stream = stream or sys.stderr
     handler = logging.StreamHandler(stream)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
@@ -27,14 +28,15 @@ def configure_logs(level: str, log_format: str, stream: TextIO = sys.stderr) -> 
             ],
         )
     )
+    number = logging.getLevelNamesMapping()[level.upper()]
     root = logging.getLogger()
     root.handlers[:] = [handler]
-    root.setLevel(level.upper())
-    logging.getLogger("grpclib").setLevel(logging.WARNING)  # tells of every client that goes away
+    root.setLevel(max(number, logging.WARNING))  # what libraries are busy with is no news
+    logging.getLogger("pykv").setLevel(number)
     structlog.configure(
         processors=[*_common(), structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
         logger_factory=structlog.stdlib.LoggerFactory(),
-        wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
+        wrapper_class=structlog.make_filtering_bound_logger(number),
     )
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import importlib.util
+import logging
 import sys
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
@@ -30,6 +31,14 @@ def _sibling(name):
 
 stub_engine = _sibling("stub_engine")
 raw_connection = _sibling("raw_connection")
+refused_requests = _sibling("refused_requests")
+
+
+def pytest_generate_tests(metafunc):
+    """A test that takes `refused` runs for every bad request."""
+    if "bad_request" in metafunc.fixturenames:
+        table = refused_requests.REFUSED
+        metafunc.parametrize("bad_request", table.values(), ids=table)
 
 
 @pytest.fixture(autouse=True)
@@ -41,6 +50,17 @@ def _logs_as_pytest_shows_them():
     )
     yield
     structlog.reset_defaults()
+
+
+@pytest.fixture
+def logging_as_it_was():
+    """Puts the set-up of the standard library's logging back."""
+    root, ours = logging.getLogger(), logging.getLogger("pykv")
+    handlers, levels = root.handlers[:], (root.level, ours.level)
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(levels[0])
+    ours.setLevel(levels[1])
 
 
 class RunningDaemon:
@@ -86,6 +106,51 @@ async def start_daemon():
         yield start
 
 
+@pytest.fixture(scope="session")
+def tiny_runner():
+    """A random model with its cache of 512 blocks, and its tokenizer; tests take turns with it."""
+    import torch
+
+    from pykv.engine import EngineConfig
+    from pykv.engine.loading import load_runner
+
+    torch.set_num_threads(1)
+    tiny_model = _sibling("tiny_model")
+    tokenizer = tiny_model.make_tokenizer()
+    model = tiny_model.make_model(len(tokenizer))
+    return load_runner(model, tokenizer, EngineConfig(num_blocks=513, dtype="float32"), None)
+
+
+@pytest.fixture
+def make_real_engine(tiny_runner):
+    """Makes an engine of the random model: `make_real_engine(**options of EngineConfig)`."""
+    from pykv.engine import AsyncEngine, Engine, EngineConfig
+
+    def make(max_pending_tokens=2**14, **options):
+        runner, tokenizer = tiny_runner
+        engine = Engine.from_runner(runner, tokenizer, EngineConfig(**options))
+        return AsyncEngine(engine, max_pending_tokens=max_pending_tokens)
+
+    return make
+
+
+@pytest_asyncio.fixture
+async def real(start_daemon, make_real_engine):
+    """A daemon with the random model."""
+    return await start_daemon(make_real_engine())
+
+
+@pytest.fixture
+def load_stub():
+    """A loader whose outcome the name of the model chooses."""
+    return stub_engine.load
+
+
+@pytest.fixture
+def save_tiny_model():
+    return _sibling("tiny_model").save
+
+
 @asynccontextmanager
 async def _running(engine, description, options):
     engine = engine or stub_engine.StubEngine()
@@ -99,7 +164,6 @@ async def _running(engine, description, options):
     try:
         yield running
     finally:
-        engine.release()
         await running.stop()
 
 
@@ -134,6 +198,18 @@ def open_raw(daemon):
         return await raw_connection.RawConnection.open(address or daemon.address, initial_window)
 
     return open_connection
+
+
+@pytest.fixture
+def eventually():
+    """Waits until a condition holds that another thread or the far side of a socket brings about."""
+
+    async def wait(condition, seconds=20.0):
+        async with asyncio.timeout(seconds):
+            while not await condition():  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+
+    return wait
 
 
 @pytest.fixture

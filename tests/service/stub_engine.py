@@ -1,6 +1,7 @@
 """An engine without a model: it says the numbers after the prompt's last token, one a step, when let."""
 
 import asyncio
+import threading
 import time
 from dataclasses import fields
 
@@ -12,9 +13,11 @@ from pykv.errors import (
     DuplicateRequestError,
     EngineDeadError,
     InvalidRequestError,
+    ModelError,
+    OutOfBlocksError,
     QueueFullError,
 )
-from pykv.service.served import ModelDescription
+from pykv.service.served import ModelDescription, ServedModel
 
 VOCAB_SIZE = 1000
 MAX_MODEL_LEN = 200_000
@@ -218,3 +221,22 @@ def _prompt_logprobs(token_ids, params):
     if params.prompt_logprobs is None:
         return None
     return (None, *(_logprobs(token_id, params.prompt_logprobs) for token_id in token_ids[1:]))
+
+
+def load(options, tell):
+    """The names of models say what happens."""
+    tell("reading")
+    if options.model == "nowhere":
+        raise ModelError("model 'nowhere' was looked for\nin two places")
+    if options.model == "too large":
+        raise MemoryError("the pool needs 1 TiB")
+    if options.model == "no room":
+        raise OutOfBlocksError("the pool needs more blocks")
+    if options.model == "a bug":
+        raise ZeroDivisionError("division by zero")
+    if options.model == "slow":
+        threading.Event().wait()
+    engine = StubEngine()
+    if options.model == "held":
+        engine.hold()
+    return ServedModel(engine, DESCRIPTION)

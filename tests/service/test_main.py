@@ -14,6 +14,8 @@ import pytest
 
 from pykv.client import Client
 from pykv.sampling import SamplingParams
+from pykv.service.main import main
+from pykv.service.status import innermost
 
 PROGRAM = Path(__file__).with_name("stub_daemon.py")
 
@@ -35,18 +37,23 @@ def started(*arguments, environment=None):
             process.kill()
 
 
-def refused(*arguments, environment=None):
-    """What a daemon says that does not start."""
-    with started(*arguments, environment=environment) as process:
-        out, error = process.communicate(timeout=30)
-    assert (process.returncode, out) == (2, "")
-    return error
-
-
 def ended(process, number=signal.SIGTERM):
     process.send_signal(number)
     _, error = process.communicate(timeout=30)
     return process.returncode, error
+
+
+@pytest.fixture
+def refused(load_stub, capfd, logging_as_it_was):
+    """What a daemon says that does not start: `refused(*arguments)`."""
+
+    def start(*arguments):
+        code = main(arguments, {}, load_stub)
+        out, error = capfd.readouterr()
+        assert (code, out) == (2, "")
+        return error
+
+    return start
 
 
 @pytest.mark.parametrize(
@@ -58,7 +65,7 @@ def ended(process, number=signal.SIGTERM):
         (["--host", "no.such.host.invalid", "--insecure-bind"], ["no.such.host.invalid"]),
     ],
 )
-def test_bad_options_end_with_code_2_and_one_line(arguments, words):
+def test_bad_options_end_with_code_2_and_one_line(refused, arguments, words):
     error = refused(*arguments)
     assert error.startswith("pykv-serve: ")
     assert error.count("\n") == 1
@@ -68,14 +75,14 @@ def test_bad_options_end_with_code_2_and_one_line(arguments, words):
 @pytest.mark.parametrize(
     ("model", "word"), [("nowhere", "in two places"), ("too large", "1 TiB"), ("no room", "more blocks")]
 )
-def test_a_model_that_cannot_be_served_ends_with_code_2_and_one_line(model, word):
+def test_a_model_that_cannot_be_served_ends_with_code_2_and_one_line(refused, model, word):
     *logged, last = refused("--port", "0", "--model", model).splitlines()
     assert last.startswith("pykv-serve: ")
     assert word in last
     assert [json.loads(line)["event"] for line in logged] == ["loading model"]
 
 
-def test_a_port_in_use_ends_with_code_2_and_one_line_before_the_model_is_read():
+def test_a_port_in_use_ends_with_code_2_and_one_line_before_the_model_is_read(refused):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         error = refused("--port", port, "--model", "nowhere")
@@ -84,11 +91,10 @@ def test_a_port_in_use_ends_with_code_2_and_one_line_before_the_model_is_read():
     assert "in use" in error
 
 
-def test_a_bug_shows_its_traceback_and_ends_with_code_1():
-    with started("--port", "0", "--model", "a bug") as process:
-        _, error = process.communicate(timeout=30)
-    assert process.returncode == 1
-    assert "ZeroDivisionError" in error
+def test_a_bug_is_raised(load_stub, logging_as_it_was):
+    with pytest.raises(ExceptionGroup) as raised:
+        main(["--port", "0", "--model", "a bug"], {}, load_stub)
+    assert isinstance(innermost(raised.value), ZeroDivisionError)
 
 
 @pytest.mark.asyncio

@@ -68,13 +68,12 @@ class FaithfulBuilder(interpreter.InterpreterBuilder):
 
     def cast_impl(self, source: Any, target_type: Any) -> interpreter.TensorHandle:
         source_kind, target_kind = source.dtype.scalar, target_type.scalar
-        if source_kind not in _AS_BITS and target_kind not in _AS_BITS:
-            return super().cast_impl(source, target_type)
-        if target_kind in _AS_BITS and source_kind in _TORCH_TYPES:
-            bits = convert_float(source.data, source_kind, target_kind)
-            return interpreter.TensorHandle(bits, target_kind)
+        if source_kind in _TORCH_TYPES and target_kind in _TORCH_TYPES:
+            return self.create_fp_to_fp(source, target_type, None)
         if target_kind in _AS_BITS:
             return _narrow(source.data, target_kind)
+        if source_kind not in _AS_BITS:
+            return super().cast_impl(source, target_type)
         values = _wide(source).astype(interpreter._get_np_dtype(target_kind))
         return interpreter.TensorHandle(values, target_kind)
 
@@ -88,7 +87,7 @@ class FaithfulBuilder(interpreter.InterpreterBuilder):
         if kind not in _AS_BITS or operation in _BITWISE:
             return super().binary_op(left, right, operation)
         values = operation(_wide(left), _wide(right))
-        return interpreter.TensorHandle(values, kind) if values.dtype == np.bool_ else _narrow(values, kind)
+        return interpreter.TensorHandle(values, tl.int1) if values.dtype == np.bool_ else _narrow(values, kind)
 
     def unary_op(self, operand: Any, operation: Callable[..., Any]) -> interpreter.TensorHandle:
         kind = operand.dtype.scalar

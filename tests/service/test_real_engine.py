@@ -1,0 +1,256 @@
+"""The daemon with the real engine and a small random model."""
+
+import asyncio
+import gc
+import os
+import threading
+
+import psutil
+import pytest
+
+from pykv.client import Client, ServiceError
+from pykv.engine.outputs import RequestOutput
+from pykv.errors import CapacityError, EngineDeadError
+from pykv.sampling import SamplingParams
+from pykv.service.protocol import engine_pb2 as pb
+
+pytestmark = pytest.mark.asyncio
+
+GENERATE = "/pykv.v1.Engine/Generate"
+INVALID_ARGUMENT = 3
+GREEDY = SamplingParams(max_tokens=24, temperature=0, ignore_eos=True)
+LONG = SamplingParams(max_tokens=4000, temperature=0, ignore_eos=True)
+
+
+def joined(deltas, n=1):
+    """What the deltas are together."""
+    from pykv.engine.outputs import Completion
+
+    output = RequestOutput("", [], [Completion(index) for index in range(n)])
+    for delta in deltas:
+        output.add(delta)
+    return output
+
+
+@pytest.fixture
+def idle(eventually):
+    """Waits until no request runs; a request that was left ends with the step in flight."""
+
+    async def wait(engine):
+        async def is_idle():
+            return engine.stats().num_live_requests == 0
+
+        await eventually(is_idle)
+        return engine.stats()
+
+    return wait
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        GREEDY,
+        SamplingParams(max_tokens=24, seed=7, n=3),
+        SamplingParams(max_tokens=24, seed=7, stop=("a", "e"), logprobs=2, prompt_logprobs=1),
+    ],
+    ids=["greedy", "three samples", "stop texts and logprobs"],
+)
+async def test_the_stream_joined_is_what_the_engine_generates(real, tiny_runner, collect, params):
+    from pykv.engine import Engine
+
+    prompts = ["hello", "삼겹살🙂", "a" * 100]
+    expected = Engine.from_runner(*tiny_runner).generate(prompts, params)
+    async with Client(real.address) as client:
+        streams = [collect(client.generate(prompt, params)) for prompt in prompts]
+        found = [joined(deltas, params.n) for deltas in await asyncio.gather(*streams)]
+    for one, other in zip(found, expected, strict=True):
+        assert [
+            (each.token_ids, each.text, each.finish_reason, each.stop_reason) for each in one.outputs
+        ] == [(each.token_ids, each.text, each.finish_reason, each.stop_reason) for each in other.outputs]
+        assert [each.logprobs for each in one.outputs] == [each.logprobs for each in other.outputs]
+        assert one.prompt_logprobs == other.prompt_logprobs
+
+
+async def test_a_chat_is_put_through_the_template(real, collect):
+    async with Client(real.address) as client:
+        deltas = await collect(client.chat([{"role": "user", "content": "hi"}], GREEDY))
+        # <s><|user|>hi<|end|><|assistant|>, the text in single bytes
+        assert deltas[-1].usage.prompt_tokens == 6
+
+
+async def test_usage_tells_what_came_from_the_cache(real, collect):
+    async with Client(real.address) as client:
+        first = await collect(client.generate("a" * 64, GREEDY))
+        second = await collect(client.generate("a" * 64, GREEDY))
+        other = await collect(client.generate("a" * 64, GREEDY, cache_salt=b"other"))
+    assert [deltas[-1].usage.cached_tokens for deltas in (first, second, other)] == [0, 48, 0]
+
+
+async def test_the_model_and_the_counts_are_told(real):
+    async with Client(real.address) as client:
+        counts = await client.get_stats()
+    assert (counts["blocks_total"], counts["blocks_free"]) == (512, 512)
+
+
+async def test_a_bad_request_is_refused_by_field_and_others_go_on(
+    real, open_raw, framed, collect, bad_request
+):
+    request, field = bad_request
+    async with Client(real.address) as client:
+        undisturbed = await collect(client.generate("other", GREEDY))
+        other = asyncio.create_task(collect(client.generate("other", GREEDY)))
+        connection = await open_raw(address=real.address)
+        stream_id = await connection.send(GENERATE, framed(request))
+        status, message = await connection.status(stream_id)
+        assert (status, field in message) == (INVALID_ARGUMENT, True)
+        assert joined(await other).outputs == joined(undisturbed).outputs
+        assert await client.health() == "SERVING"
+    await connection.close()
+
+
+async def test_a_prompt_of_5_mb_is_refused_and_nobody_waits_for_it(real):
+    async def refused():
+        with pytest.raises(CapacityError):
+            await anext(client.generate("a " * 2_500_000))
+
+    async with Client(real.address) as client:
+        other = client.generate("other", LONG)
+        await anext(other)
+        loop, gaps = asyncio.get_running_loop(), []
+        huge = asyncio.create_task(refused())
+        while not huge.done():
+            start = loop.time()
+            assert await client.health() == "SERVING"
+            gaps.append(loop.time() - start)
+        await huge
+        await other.aclose()
+    assert max(gaps) < 0.2
+
+
+async def kill(address, open_raw, framed, place):
+    """Begins a request and leaves it: by reset, close or cancellation, at one of several moments."""
+    prompt = [1 + place % 200] * (1 + 17 * (place % 20))
+    request = pb.GenerateRequest(
+        token_ids=pb.TokenIds(ids=prompt), sampling=pb.SamplingParams(max_tokens=3000, ignore_eos=True)
+    )
+    if place % 3 == 2:
+        async with Client(address) as client:
+            stream = client.generate(prompt, LONG)
+            for _ in range(place % 4):
+                await anext(stream)
+            await stream.aclose()
+        return
+    connection = await open_raw(address=address)
+    stream_id = connection.request(GENERATE, framed(request))
+    await connection.flush()
+    for _ in range(place % 4):
+        await connection._read()
+    if place % 3 == 0:
+        connection.h2.reset_stream(stream_id)
+        await connection.flush()
+        await connection.close()
+    else:
+        connection.abort()
+
+
+async def test_200_killed_clients_leave_blocks_memory_and_files_where_they_were(
+    start_daemon, make_real_engine, open_raw, framed, idle
+):
+    daemon = await start_daemon(
+        make_real_engine(enable_prefix_caching=False, max_num_seqs=16, max_num_batched_tokens=64)
+    )
+
+    async def kill_all(places):
+        for start in range(0, len(places), 8):
+            group = places[start : start + 8]
+            await asyncio.gather(*(kill(daemon.address, open_raw, framed, place) for place in group))
+        stats = await idle(daemon.engine)
+        await asyncio.sleep(0.05)  # closed connections leave the loop
+        gc.collect()
+        return stats
+
+    process = psutil.Process(os.getpid())
+    await kill_all(range(60))
+    memory, files, tasks = process.memory_info().rss, process.num_fds(), len(asyncio.all_tasks())
+    stats = await kill_all(range(200))
+    assert (stats.blocks_free, stats.blocks_active, stats.num_live_requests) == (512, 0, 0)
+    assert stats.num_running == stats.num_waiting == 0
+    assert process.num_fds() == files
+    assert len(asyncio.all_tasks()) == tasks
+    assert process.memory_info().rss - memory < 8 * 2**20
+    assert daemon.daemon._server.num_connections == 0
+    async with Client(daemon.address) as client:
+        assert len([delta async for delta in client.generate("still there", GREEDY)]) > 0
+
+
+async def test_abort_ends_the_stream_with_its_reason_and_frees_its_blocks(real, idle):
+    async with Client(real.address) as client:
+        stream = client.generate("hello", LONG, request_id="mine")
+        await anext(stream)
+        assert await client.abort("mine")
+        last = [delta async for delta in stream][-1]
+        assert (last.finish_reason, last.usage is None) == ("abort", False)
+        assert not await client.abort("mine")
+    assert (await idle(real.engine)).blocks_active == 0
+
+
+async def test_a_stalled_client_loses_its_blocks(
+    start_daemon, make_real_engine, open_raw, framed, eventually, idle
+):
+    daemon = await start_daemon(make_real_engine(max_pending_tokens=64), stall_timeout=20.0)
+    connection = await open_raw(initial_window=0, address=daemon.address)
+    sampling = pb.SamplingParams(max_tokens=4000, ignore_eos=True)
+    connection.request(GENERATE, framed(pb.GenerateRequest(text="hello", sampling=sampling)))
+    await connection.flush()
+
+    async def has_begun():
+        return daemon.engine.stats().num_requests > 0
+
+    await eventually(has_begun)
+    stats = await idle(daemon.engine)
+    assert (stats.blocks_active, stats.num_finished.get("abort")) == (0, 1)
+    connection.abort()
+
+
+async def test_an_engine_that_dies_ends_its_calls_and_readiness(real, monkeypatch, eventually):
+    async with Client(real.address) as client:
+        stream = client.generate("hello", LONG)
+        await anext(stream)
+        monkeypatch.setattr(real.engine.engine.steps, "step", _fail)
+        with pytest.raises(EngineDeadError):
+            [delta async for delta in stream]
+
+        async def is_not_serving():
+            return await client.health() == "NOT_SERVING"
+
+        await eventually(is_not_serving, seconds=2.0)
+        assert await client.health("") == "NOT_SERVING"
+
+
+def _fail():
+    raise SystemError("planted")
+
+
+async def test_an_engine_that_hangs_is_not_ready_until_it_moves(
+    start_daemon, make_real_engine, tiny_runner, monkeypatch, eventually
+):
+    daemon = await start_daemon(make_real_engine(), progress_timeout=0.3)
+    may_go_on, forward = threading.Event(), tiny_runner[0].forward
+
+    def hang(step):
+        may_go_on.wait(20)
+        return forward(step)
+
+    async with Client(daemon.address) as client:
+        monkeypatch.setattr(tiny_runner[0], "forward", hang)
+        with pytest.raises(ServiceError, match="no progress") as failure:
+            await anext(client.generate("hello", GREEDY))
+        assert failure.value.status == "UNAVAILABLE"
+        assert await client.health() == "NOT_SERVING"
+        may_go_on.set()
+
+        async def is_serving():
+            return await client.health() == "SERVING"
+
+        await eventually(is_serving, seconds=5.0)
+        assert [delta async for delta in client.generate("hello", GREEDY)]
