@@ -99,7 +99,8 @@ fn main() {
             report(&FreeList::full(NUM_BLOCKS), count, threads);
             report(&Mutex::new((1..NUM_BLOCKS as u32).map(BlockId::new).collect::<Vec<_>>()), count, threads);
             let queue = ArrayQueue::new(NUM_BLOCKS);
-            (1..NUM_BLOCKS as u32).for_each(|id| queue.push(BlockId::new(id)).expect("the queue holds every block"));
+            (1..NUM_BLOCKS as u32)
+                .for_each(|id| queue.push(BlockId::new(id)).expect("the queue holds every block"));
             report(&queue, count, threads);
         }
     }

@@ -98,7 +98,13 @@ def decode_step(num_seqs: int, count: int) -> Result:
 
 def decode_step_full_pool(num_blocks: int, name: str, count: int = 1000) -> Result:
     """256 sequences that decode while every new block evicts a cached one."""
-    driver = Driver(num_blocks=num_blocks, max_num_batched_tokens=8192, max_model_len=16_384, watermark=0.0, admission="watermark")
+    driver = Driver(
+        num_blocks=num_blocks,
+        max_num_batched_tokens=8192,
+        max_model_len=16_384,
+        watermark=0.0,
+        admission="watermark",
+    )
     fill = (num_blocks - 256 * 8) // 4 * 4
     for _ in range(0, fill, 64):
         driver.scheduler.submit(driver.prompt(1024), max_tokens=1)
@@ -148,7 +154,11 @@ def recompute_tax() -> list[Result]:
 
     def run(**options: object) -> tuple[float, int]:
         driver = Driver(
-            num_blocks=4097, max_num_batched_tokens=8192, max_model_len=2048, enable_prefix_caching=False, **options
+            num_blocks=4097,
+            max_num_batched_tokens=8192,
+            max_model_len=2048,
+            enable_prefix_caching=False,
+            **options,
         )
         lengths = random.Random(5)
         needed = 0
@@ -193,7 +203,10 @@ def main() -> int:
         results = CASES[case]()
         for result in [results] if isinstance(results, Result) else results:
             line = {"bench": "scheduler", **vars(result)}
-            print(json.dumps(line) if options.json else f"{result.case:34} {result.value:12.3f} {result.unit}", flush=True)
+            print(
+                json.dumps(line) if options.json else f"{result.case:34} {result.value:12.3f} {result.unit}",
+                flush=True,
+            )
     return 0
 
 

@@ -14,6 +14,7 @@ __all__ = [
     "PoisonedError",
     "PykvError",
     "QueueFullError",
+    "RecordingError",
     "StepError",
     "UnknownRequestError",
     "UnsupportedModelError",
@@ -58,6 +59,10 @@ class UnknownRequestError(PykvError, KeyError):
 
 class OutOfBlocksError(PykvError, MemoryError):
     """The pool has fewer blocks to give than were asked for; none was taken."""
+
+
+class RecordingError(PykvError, ValueError):
+    """A recording cannot be made or replayed: it is malformed, or a call decided otherwise than when it was recorded."""
 
 
 class StepError(PykvError, RuntimeError):

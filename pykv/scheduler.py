@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import os
 import secrets
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -32,6 +33,7 @@ import numpy as np
 from pykv import _core
 from pykv._core import Plan, RequestSummary, SchedulerStats
 from pykv.errors import ConfigError, InvalidRequestError
+from pykv.recording import Recording
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -229,6 +231,7 @@ class Scheduler:
             options["max_queued_tokens"] = 2**62
         self.config = config
         self._native = _core.Scheduler(**options, hash_seed=secrets.randbits(64))
+        self._recording: Recording | None = None
 
     def submit(
         self,
@@ -296,6 +299,8 @@ class Scheduler:
         Raises:
             StepError: a step is in flight, or the buffers were made for another configuration; nothing was changed.
         """
+        if self._recording is not None and not self._recording.closed:
+            self._recording.write_pending()
         return self._native.plan(buffers._native, now)
 
     def apply(
@@ -338,7 +343,10 @@ class Scheduler:
             seconds_per_token: to compute one token of a prompt.
             seconds_per_block: to copy one block to the host, or from it.
         """
-        for field, value in (("seconds_per_token", seconds_per_token), ("seconds_per_block", seconds_per_block)):
+        for field, value in (
+            ("seconds_per_token", seconds_per_token),
+            ("seconds_per_block", seconds_per_block),
+        ):
             if not 0.0 <= value < float("inf"):
                 raise ConfigError(f"{field} is {value!r}: allowed is a finite number of at least 0")
         self._native.set_costs(seconds_per_token=seconds_per_token, seconds_per_block=seconds_per_block)
@@ -350,6 +358,18 @@ class Scheduler:
     def reset_prefix_cache(self) -> None:
         """Makes nothing of what was computed so far findable any more; what runs goes on."""
         self._native.reset_prefix_cache()
+
+    def record(self, path: str | os.PathLike[str]) -> Recording:
+        """Records every call from here on into a file that `pykv.recording.replay_recording` takes.
+
+        The file holds the prompts' and outputs' token ids.
+
+        Raises:
+            RecordingError: the scheduler was used already.
+            OSError: the file cannot be written.
+        """
+        self._recording = Recording(self._native, path)
+        return self._recording
 
     def stats(self) -> SchedulerStats:
         """Counts blocks, sequences and hits, in time that grows with the running sequences only."""
@@ -365,7 +385,12 @@ class Scheduler:
 
 
 def _as_tokens(prompt: NDArray[np.int32] | Sequence[int]) -> NDArray[np.int32]:
-    if isinstance(prompt, np.ndarray) and prompt.dtype == np.int32 and prompt.ndim == 1 and prompt.flags.c_contiguous:
+    if (
+        isinstance(prompt, np.ndarray)
+        and prompt.dtype == np.int32
+        and prompt.ndim == 1
+        and prompt.flags.c_contiguous
+    ):
         return prompt
     tokens = np.asarray(prompt)
     if tokens.ndim != 1:
@@ -377,5 +402,7 @@ def _as_tokens(prompt: NDArray[np.int32] | Sequence[int]) -> NDArray[np.int32]:
     low, high = int(tokens.min()), int(tokens.max())
     if low < 0 or high > _INT32_MAX:
         wrong = low if low < 0 else high
-        raise InvalidRequestError(f"prompt holds {wrong}: allowed are token ids from 0 to {_INT32_MAX}", "prompt")
+        raise InvalidRequestError(
+            f"prompt holds {wrong}: allowed are token ids from 0 to {_INT32_MAX}", "prompt"
+        )
     return np.ascontiguousarray(tokens, np.int32)

@@ -8,7 +8,14 @@ import threading
 import numpy as np
 import pytest
 
-from pykv.errors import CapacityError, ConfigError, InvalidRequestError, PoisonedError, QueueFullError, StepError
+from pykv.errors import (
+    CapacityError,
+    ConfigError,
+    InvalidRequestError,
+    PoisonedError,
+    QueueFullError,
+    StepError,
+)
 from pykv.scheduler import (
     OUTCOME_FAILED,
     OUTCOME_OK,
@@ -70,7 +77,9 @@ def test_plan_fills_the_callers_arrays() -> None:
 def test_apply_says_what_became_of_each_sample() -> None:
     scheduler = Scheduler(small_config())
     buffers = StepBuffers(scheduler.config)
-    requests = [scheduler.submit([token, 1, 2], max_tokens=limit) for token, limit in [(1, 9), (2, 1), (3, 9), (4, 9)]]
+    requests = [
+        scheduler.submit([token, 1, 2], max_tokens=limit) for token, limit in [(1, 9), (2, 1), (3, 9), (4, 9)]
+    ]
     plan = scheduler.plan(buffers)
     assert plan is not None
     scheduler.abort(requests[3])
@@ -173,7 +182,9 @@ def test_a_bad_option_is_refused_by_name_and_value(option: str, value: object) -
 def test_orders_priorities_and_deadlines_cross_the_border() -> None:
     scheduler = Scheduler(small_config(queue_order="priority", max_num_seqs=1))
     buffers = StepBuffers(scheduler.config)
-    requests = [scheduler.submit([1, 2], max_tokens=1, priority=priority, deadline=8.0) for priority in (3, 1, 2)]
+    requests = [
+        scheduler.submit([1, 2], max_tokens=1, priority=priority, deadline=8.0) for priority in (3, 1, 2)
+    ]
     ended = []
     for now in (1.0, 2.0, 9.0):
         plan = scheduler.plan(buffers, now)
@@ -187,7 +198,12 @@ def test_orders_priorities_and_deadlines_cross_the_border() -> None:
 
 def test_a_victim_is_swapped_out_and_in_again() -> None:
     config = small_config(
-        num_blocks=10, num_host_blocks=10, preemption="swap", admission="watermark", watermark=0.0, enable_prefix_caching=False
+        num_blocks=10,
+        num_host_blocks=10,
+        preemption="swap",
+        admission="watermark",
+        watermark=0.0,
+        enable_prefix_caching=False,
     )
     scheduler = Scheduler(config)
     buffers = StepBuffers(config)

@@ -13,6 +13,7 @@
 //! | [`prefix`] | the prefix tree, its eviction order, and scopes |
 //! | [`policy`] | decisions as functions from numbers to a decision |
 //! | [`scheduler`] | `submit`, `plan`, `apply`, `discard`, `abort` |
+//! | [`recording`] | a run as bytes, and the same run again |
 
 #![forbid(unsafe_code)]
 
@@ -22,6 +23,7 @@ pub mod freelist;
 pub mod policy;
 pub mod pool;
 pub mod prefix;
+pub mod recording;
 pub mod scheduler;
 mod sync;
 pub mod table;

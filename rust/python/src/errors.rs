@@ -10,6 +10,7 @@ import_exception!(pykv.errors, InvalidRequestError);
 import_exception!(pykv.errors, OutOfBlocksError);
 import_exception!(pykv.errors, PoisonedError);
 import_exception!(pykv.errors, QueueFullError);
+import_exception!(pykv.errors, RecordingError);
 import_exception!(pykv.errors, StepError);
 import_exception!(pykv.errors, UnknownRequestError);
 

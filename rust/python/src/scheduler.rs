@@ -2,15 +2,16 @@
 
 use pykv_core::policy::order::QueueOrder;
 use pykv_core::policy::preemption::{Costs, PreemptionMode};
+use pykv_core::recording::{self, RecordedScheduler};
 use pykv_core::scheduler::{
     AdmissionPolicy, FinishReason, Outcome, Plan as CorePlan, RequestSummary as CoreSummary, Sampled,
     SchedulerStats as CoreStats, Submission,
 };
-use pykv_core::{Error, RequestId, Scheduler as CoreScheduler, SchedulerConfig, TokenId};
+use pykv_core::{Error, RequestId, SchedulerConfig, TokenId};
 use pyo3::buffer::{Element, PyBuffer, ReadOnlyCell};
 use pyo3::prelude::*;
 
-use crate::errors::{StepError, exception};
+use crate::errors::{RecordingError, StepError, exception};
 use crate::guard::Guarded;
 use crate::step_buffers::{StepBuffers, cells};
 
@@ -83,7 +84,7 @@ struct Scratch {
 }
 
 struct Inner {
-    core: CoreScheduler,
+    core: RecordedScheduler,
     scratch: Scratch,
 }
 
@@ -138,7 +139,7 @@ impl Scheduler {
             hash_seed,
             hash_mask: u64::MAX,
         };
-        let core = CoreScheduler::new(config).map_err(|error| exception(&error))?;
+        let core = RecordedScheduler::new(config).map_err(|error| exception(&error))?;
         Ok(Self { inner: Guarded::new(Inner { core, scratch: Scratch::default() }) })
     }
 
@@ -235,6 +236,23 @@ impl Scheduler {
         })
     }
 
+    fn start_recording(&self, py: Python<'_>) -> PyResult<bool> {
+        self.inner.call(py, |inner| Ok(inner.core.start_recording()))
+    }
+
+    fn take_recording(&self, py: Python<'_>, at_least: usize) -> PyResult<Option<Vec<u8>>> {
+        self.inner.call(py, |inner| {
+            Ok((inner.core.recording_len() >= at_least).then(|| inner.core.take_recording()))
+        })
+    }
+
+    fn stop_recording(&self, py: Python<'_>) -> PyResult<()> {
+        self.inner.call(py, |inner| {
+            inner.core.stop_recording();
+            Ok(())
+        })
+    }
+
     fn take_ended(&self, py: Python<'_>) -> PyResult<Vec<RequestSummary>> {
         let ended = self.inner.call(py, |inner| Ok(inner.core.take_ended()))?;
         Ok(ended.into_iter().map(RequestSummary::new).collect())
@@ -248,7 +266,7 @@ impl Scheduler {
     }
 
     fn stats(&self, py: Python<'_>) -> PyResult<SchedulerStats> {
-        self.inner.call(py, |inner| Ok(SchedulerStats::new(inner.core.stats())))
+        self.inner.call(py, |inner| Ok(SchedulerStats::new(inner.core.scheduler().stats())))
     }
 
     /// Panics inside the lock, so that a test can see what comes after.
@@ -257,7 +275,7 @@ impl Scheduler {
     }
 
     fn check(&self, py: Python<'_>) -> PyResult<()> {
-        self.inner.call_detached(py, |inner| inner.core.check())
+        self.inner.call_detached(py, |inner| inner.core.scheduler().check())
     }
 }
 
@@ -376,10 +394,19 @@ fn read<'py, T: Element>(
     buffer.as_slice(py).ok_or_else(|| StepError::new_err(format!("{array} must be C-contiguous")))
 }
 
+/// Makes the calls of a recording again: how many there were, and how many of them planned a step.
+#[pyfunction]
+fn replay_recording(py: Python<'_>, bytes: &[u8]) -> PyResult<(u64, u64)> {
+    let replayed = py.detach(|| recording::replay(bytes));
+    let replayed = replayed.map_err(|error| RecordingError::new_err(error.to_string()))?;
+    Ok((replayed.num_calls, replayed.num_plans))
+}
+
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<StepBuffers>()?;
     module.add_class::<Plan>()?;
     module.add_class::<RequestSummary>()?;
     module.add_class::<SchedulerStats>()?;
-    module.add_class::<Scheduler>()
+    module.add_class::<Scheduler>()?;
+    module.add_function(wrap_pyfunction!(replay_recording, module)?)
 }

@@ -18,6 +18,9 @@ pub enum QueueOrder {
 }
 
 impl QueueOrder {
+    /// All orders, each at its own number.
+    pub(crate) const ALL: [Self; 4] = [Self::Fcfs, Self::Priority, Self::LongestPrefix, Self::FairShare];
+
     /// The order with this name.
     ///
     /// # Errors

@@ -14,6 +14,9 @@ pub enum PreemptionMode {
 }
 
 impl PreemptionMode {
+    /// All modes, each at its own number.
+    pub(crate) const ALL: [Self; 3] = [Self::Auto, Self::Recompute, Self::Swap];
+
     /// The mode with this name.
     ///
     /// # Errors

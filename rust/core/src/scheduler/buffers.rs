@@ -3,7 +3,38 @@
 use std::cell::Cell;
 
 use super::config::SchedulerConfig;
+use super::step::Plan;
 use crate::error::{Error, Result};
+
+impl StepArrays<'_> {
+    /// Visits everything that a plan has filled but the block tables, which are written by change.
+    pub(crate) fn visit_filled(&self, plan: &Plan, mut visit: impl FnMut(i64)) {
+        let (rows, samples, placed) = (plan.num_batch_rows, plan.num_samples, plan.num_placed);
+        let long = [
+            (self.token_ids, plan.num_tokens),
+            (self.positions, plan.num_tokens),
+            (self.slot_mapping, plan.num_tokens),
+            (self.swap_out_pairs, 2 * plan.num_swap_outs),
+            (self.swap_in_pairs, 2 * plan.num_swap_ins),
+            (self.copy_pairs, 2 * plan.num_copies),
+            (self.sample_indices, samples),
+            (self.sample_positions, samples),
+            (self.placed_requests, placed),
+        ];
+        let short = [
+            (self.query_starts, rows + 1),
+            (self.seq_lens, rows),
+            (self.table_rows, rows),
+            (self.sample_rows, samples),
+            (self.placed_children, placed),
+            (self.placed_rows, placed),
+        ];
+        long.iter().for_each(|(cells, filled)| cells[..*filled].iter().for_each(|cell| visit(cell.get())));
+        short
+            .iter()
+            .for_each(|(cells, filled)| cells[..*filled].iter().for_each(|cell| visit(cell.get().into())));
+    }
+}
 
 macro_rules! step_arrays {
     ($($(#[$doc:meta])* $name:ident: $kind:ty, $length:expr;)*) => {

@@ -15,6 +15,9 @@ pub enum AdmissionPolicy {
 }
 
 impl AdmissionPolicy {
+    /// All policies, each at its own number.
+    pub(crate) const ALL: [Self; 2] = [Self::Forecast, Self::Watermark];
+
     /// The policy with this name.
     ///
     /// # Errors
@@ -113,6 +116,58 @@ impl SchedulerConfig {
     /// Blocks that an admission leaves untouched.
     pub(super) fn watermark_blocks(&self) -> usize {
         (self.watermark * (self.num_blocks - 1) as f64).ceil() as usize
+    }
+
+    /// How many numbers [`numbers`](Self::numbers) gives.
+    pub const NUM_NUMBERS: usize = 17;
+
+    /// All options but the watermark as numbers, for a recording.
+    pub(crate) fn numbers(&self) -> [u64; Self::NUM_NUMBERS] {
+        [
+            self.num_blocks as u64,
+            self.num_host_blocks as u64,
+            self.preemption as u64,
+            self.block_size as u64,
+            self.max_num_seqs as u64,
+            self.max_num_batched_tokens as u64,
+            self.max_chunk_tokens as u64,
+            self.max_model_len as u64,
+            self.admission as u64,
+            self.enable_prefix_caching.into(),
+            self.queue_order as u64,
+            self.max_passes as u64,
+            self.preempt_lower_ranks.into(),
+            self.max_queued_tokens as u64,
+            self.max_queued_requests as u64,
+            self.hash_seed,
+            self.hash_mask,
+        ]
+    }
+
+    /// The options that gave these numbers.
+    pub(crate) fn from_numbers(numbers: [u64; Self::NUM_NUMBERS], watermark: f64) -> Result<Self> {
+        let size = |place: usize| numbers[place] as usize;
+        let unknown = |field, place: usize| Error::config(field, numbers[place], "one of the known choices");
+        Ok(Self {
+            num_blocks: size(0),
+            num_host_blocks: size(1),
+            preemption: *PreemptionMode::ALL.get(size(2)).ok_or_else(|| unknown("preemption", 2))?,
+            block_size: size(3),
+            max_num_seqs: size(4),
+            max_num_batched_tokens: size(5),
+            max_chunk_tokens: size(6),
+            max_model_len: size(7),
+            watermark,
+            admission: *AdmissionPolicy::ALL.get(size(8)).ok_or_else(|| unknown("admission", 8))?,
+            enable_prefix_caching: numbers[9] != 0,
+            queue_order: *QueueOrder::ALL.get(size(10)).ok_or_else(|| unknown("queue_order", 10))?,
+            max_passes: size(11),
+            preempt_lower_ranks: numbers[12] != 0,
+            max_queued_tokens: size(13),
+            max_queued_requests: size(14),
+            hash_seed: numbers[15],
+            hash_mask: numbers[16],
+        })
     }
 
     /// Checks every option.

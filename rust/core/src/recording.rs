@@ -1,0 +1,202 @@
+//! A run as bytes: every call of a scheduler's verbs with its arguments, and a digest of what it decided.
+//!
+//! The scheduler has no clock, no randomness and calls nobody, so the same calls give the same decisions: a recording that
+//! is replayed either agrees call by call, or names the first call that does not.
+//!
+//! ```text
+//! recording = magic, options, call*          call = verb, arguments, digest of the decision
+//! ```
+//! Whole numbers are variable-length (7 bits a byte, the lowest first), times and costs are 8 bytes, little-endian.
+
+mod reader;
+mod writer;
+
+use xxhash_rust::xxh3::Xxh3;
+
+pub use reader::{ReplayError, Replayed, replay};
+use writer::Writer;
+
+use crate::error::Result;
+use crate::policy::preemption::Costs;
+use crate::scheduler::{
+    FinishReason, Plan, RequestSummary, Sampled, Scheduler, SchedulerConfig, StepArrays, Submission,
+    TableSync,
+};
+use crate::units::RequestId;
+
+pub(crate) const MAGIC: &[u8] = b"pykv-recording-1";
+
+/// The calls that are recorded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Verb {
+    Submit = 1,
+    Abort,
+    Plan,
+    Apply,
+    Discard,
+    TakeEnded,
+    ResetPrefixCache,
+    SetCosts,
+}
+
+impl Verb {
+    fn from_number(number: u8) -> Option<Self> {
+        use Verb::{Abort, Apply, Discard, Plan, ResetPrefixCache, SetCosts, Submit, TakeEnded};
+        let all = [Submit, Abort, Plan, Apply, Discard, TakeEnded, ResetPrefixCache, SetCosts];
+        all.into_iter().find(|verb| *verb as u8 == number)
+    }
+}
+
+/// A scheduler whose calls are recorded, if asked for.
+#[derive(Debug)]
+pub struct RecordedScheduler {
+    scheduler: Scheduler,
+    recording: Option<Writer>,
+    calls: u64,
+}
+
+impl RecordedScheduler {
+    /// A scheduler with an empty pool that is not recorded yet.
+    ///
+    /// # Errors
+    /// Those of [`Scheduler::new`].
+    pub fn new(config: SchedulerConfig) -> Result<Self> {
+        Ok(Self { scheduler: Scheduler::new(config)?, recording: None, calls: 0 })
+    }
+
+    /// The scheduler, to look at.
+    pub fn scheduler(&mut self) -> &mut Scheduler {
+        &mut self.scheduler
+    }
+
+    /// Starts a recording, which must see every call. Returns whether it did: not after the first call.
+    pub fn start_recording(&mut self) -> bool {
+        let fresh = self.calls == 0;
+        if fresh {
+            self.recording = Some(Writer::new(self.scheduler.config()));
+        }
+        fresh
+    }
+
+    /// The bytes that were recorded since the last call of this.
+    pub fn take_recording(&mut self) -> Vec<u8> {
+        self.recording.as_mut().map(Writer::take).unwrap_or_default()
+    }
+
+    /// Bytes that wait to be taken.
+    pub fn recording_len(&self) -> usize {
+        self.recording.as_ref().map_or(0, Writer::len)
+    }
+
+    /// Ends the recording. What was not taken is lost.
+    pub fn stop_recording(&mut self) {
+        self.recording = None;
+    }
+
+    /// See [`Scheduler::submit`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn submit(&mut self, submission: Submission<'_>) -> Result<RequestId> {
+        let result = self.scheduler.submit(submission);
+        self.record(|writer| writer.submit(&submission, digest_of(&result)));
+        result
+    }
+
+    /// See [`Scheduler::abort`].
+    pub fn abort(&mut self, request: RequestId) -> bool {
+        let lived = self.scheduler.abort(request);
+        self.record(|writer| writer.abort(request, u64::from(lived)));
+        lived
+    }
+
+    /// See [`Scheduler::plan`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn plan(&mut self, arrays: &StepArrays<'_>, sync: &mut TableSync, now: f64) -> Result<Option<Plan>> {
+        let result = self.scheduler.plan(arrays, sync, now);
+        self.record(|writer| writer.plan(now, plan_digest(&result, arrays)));
+        result
+    }
+
+    /// See [`Scheduler::apply`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn apply(
+        &mut self,
+        plan: u64,
+        sampled: Sampled<'_>,
+        mut finished: impl FnMut(usize, FinishReason),
+    ) -> Result<Vec<RequestSummary>> {
+        let Some(writer) = &mut self.recording else {
+            self.calls += 1;
+            return self.scheduler.apply(plan, sampled, finished);
+        };
+        let mut reasons = Xxh3::new();
+        let result = self.scheduler.apply(plan, sampled, |sample, reason| {
+            reasons.update(&[reason as u8]);
+            finished(sample, reason);
+        });
+        writer.apply(plan, &sampled, reasons.digest() ^ digest_of(&result));
+        result
+    }
+
+    /// See [`Scheduler::discard`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn discard(&mut self, plan: u64) -> Result<()> {
+        let result = self.scheduler.discard(plan);
+        self.record(|writer| writer.discard(plan, digest_of(&result)));
+        result
+    }
+
+    /// See [`Scheduler::take_ended`].
+    pub fn take_ended(&mut self) -> Vec<RequestSummary> {
+        let ended = self.scheduler.take_ended();
+        self.record(|writer| writer.plain(Verb::TakeEnded, digest_of(&ended)));
+        ended
+    }
+
+    /// See [`Scheduler::reset_prefix_cache`].
+    pub fn reset_prefix_cache(&mut self) {
+        self.scheduler.reset_prefix_cache();
+        self.record(|writer| writer.plain(Verb::ResetPrefixCache, 0));
+    }
+
+    /// See [`Scheduler::set_costs`].
+    pub fn set_costs(&mut self, costs: Costs) {
+        self.scheduler.set_costs(costs);
+        self.record(|writer| writer.set_costs(costs));
+    }
+
+    fn record(&mut self, write: impl FnOnce(&mut Writer)) {
+        self.calls += 1;
+        if let Some(writer) = &mut self.recording {
+            write(writer);
+        }
+    }
+}
+
+/// A decision's digest: of all that its debug form says, which names every field.
+fn digest_of(decision: &impl std::fmt::Debug) -> u64 {
+    let mut hasher = Xxh3::new();
+    hasher.update(format!("{decision:?}").as_bytes());
+    hasher.digest()
+}
+
+/// The digest of a plan and of the parts of the arrays that it filled.
+fn plan_digest(result: &Result<Option<Plan>>, arrays: &StepArrays<'_>) -> u64 {
+    let mut hasher = Xxh3::new();
+    hasher.update(format!("{result:?}").as_bytes());
+    if let Ok(Some(plan)) = result {
+        arrays.visit_filled(plan, |value| hasher.update(&value.to_le_bytes()));
+    }
+    hasher.digest()
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests;

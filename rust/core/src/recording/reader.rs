@@ -1,0 +1,201 @@
+//! Bytes as calls, made again on a new scheduler.
+
+use super::{MAGIC, RecordedScheduler, Verb, digest_of, plan_digest};
+use crate::error::Error;
+use crate::policy::preemption::Costs;
+use crate::scheduler::{FinishReason, Outcome, OwnedArrays, Sampled, SchedulerConfig, Submission, TableSync};
+use crate::units::RequestId;
+
+/// A recording that was replayed and agreed in every call.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Replayed {
+    /// Calls that were made again.
+    pub num_calls: u64,
+    /// Those of them that planned a step.
+    pub num_plans: u64,
+}
+
+/// Why a recording could not be replayed to its end.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ReplayError {
+    /// The bytes are no recording, or end within a call.
+    #[error("byte {offset} of the recording: {problem}")]
+    Malformed {
+        /// Where.
+        offset: usize,
+        /// What is wrong there.
+        problem: &'static str,
+    },
+    /// The recorded options are not allowed.
+    #[error("the recorded options are refused: {0}")]
+    Options(Error),
+    /// A call decided otherwise than it did when it was recorded.
+    #[error("call {call} ({verb}) decided otherwise than it did when it was recorded")]
+    Diverged {
+        /// Which call, counted from 0.
+        call: u64,
+        /// Its verb.
+        verb: String,
+    },
+}
+
+/// Makes the calls of a recording again and compares every decision.
+///
+/// # Errors
+/// [`ReplayError`] with the first place that does not fit.
+pub fn replay(bytes: &[u8]) -> Result<Replayed, ReplayError> {
+    let mut reader = Reader { bytes, offset: 0 };
+    let config = reader.config()?;
+    let scheduler = RecordedScheduler::new(config.clone()).map_err(ReplayError::Options)?;
+    let mut replay =
+        Replay { arrays: OwnedArrays::new(&config), sync: TableSync::new(config.max_num_seqs), scheduler };
+    let mut done = Replayed::default();
+    while reader.offset < bytes.len() {
+        let verb = reader.verb()?;
+        let decided = replay.call(&mut reader, verb)?;
+        if reader.digest()? != decided {
+            return Err(ReplayError::Diverged { call: done.num_calls, verb: format!("{verb:?}") });
+        }
+        done.num_calls += 1;
+        done.num_plans += u64::from(verb == Verb::Plan);
+    }
+    Ok(done)
+}
+
+struct Replay {
+    scheduler: RecordedScheduler,
+    arrays: OwnedArrays,
+    sync: TableSync,
+}
+
+impl Replay {
+    /// Makes one call; returns the digest of what it decided.
+    fn call(&mut self, reader: &mut Reader<'_>, verb: Verb) -> Result<u64, ReplayError> {
+        Ok(match verb {
+            Verb::Submit => self.submit(reader)?,
+            Verb::Abort => u64::from(self.scheduler.abort(RequestId::new(reader.number()?))),
+            Verb::Plan => {
+                let now = reader.real()?;
+                let arrays = self.arrays.borrow();
+                plan_digest(&self.scheduler.plan(&arrays, &mut self.sync, now), &arrays)
+            }
+            Verb::Apply => self.apply(reader)?,
+            Verb::Discard => digest_of(&self.scheduler.discard(reader.number()?)),
+            Verb::TakeEnded => digest_of(&self.scheduler.take_ended()),
+            Verb::ResetPrefixCache => {
+                self.scheduler.reset_prefix_cache();
+                0
+            }
+            Verb::SetCosts => {
+                let (seconds_per_token, seconds_per_block) = (reader.real()?, reader.real()?);
+                self.scheduler.set_costs(Costs { seconds_per_token, seconds_per_block });
+                0
+            }
+        })
+    }
+
+    fn submit(&mut self, reader: &mut Reader<'_>) -> Result<u64, ReplayError> {
+        let prompt = reader.list(|value| value as u32)?;
+        let max_tokens = reader.number()?.checked_sub(1).map(|limit| limit as usize);
+        let num_samples = reader.number()? as usize;
+        let scope = reader.string()?;
+        let reuse_cached = reader.number()? != 0;
+        let tenant = reader.string()?;
+        let priority = reader.number()? as u32 as i32;
+        let has_deadline = reader.number()? != 0;
+        let deadline = Some(reader.real()?).filter(|_| has_deadline);
+        let prompt = &prompt;
+        Ok(digest_of(&self.scheduler.submit(Submission {
+            prompt,
+            max_tokens,
+            num_samples,
+            scope,
+            reuse_cached,
+            tenant,
+            priority,
+            deadline,
+        })))
+    }
+
+    fn apply(&mut self, reader: &mut Reader<'_>) -> Result<u64, ReplayError> {
+        let plan = reader.number()?;
+        let tokens = reader.list(|value| value as u32)?;
+        let outcomes = reader.list(|value| Outcome::from_number(value as u8).unwrap_or(Outcome::Failed))?;
+        let failed_rows = reader.list(|value| value as usize)?;
+        let mut reasons = xxhash_rust::xxh3::Xxh3::new();
+        let sampled = Sampled { tokens: &tokens, outcomes: &outcomes, failed_rows: &failed_rows };
+        let result =
+            self.scheduler.apply(plan, sampled, |_, reason: FinishReason| reasons.update(&[reason as u8]));
+        Ok(reasons.digest() ^ digest_of(&result))
+    }
+}
+
+struct Reader<'a> {
+    bytes: &'a [u8],
+    offset: usize,
+}
+
+impl<'a> Reader<'a> {
+    fn config(&mut self) -> Result<SchedulerConfig, ReplayError> {
+        if self.take(MAGIC.len())? != MAGIC {
+            return Err(ReplayError::Malformed { offset: 0, problem: "not a recording of this version" });
+        }
+        let mut numbers = [0; SchedulerConfig::NUM_NUMBERS];
+        for number in &mut numbers {
+            *number = self.number()?;
+        }
+        let watermark = self.real()?;
+        SchedulerConfig::from_numbers(numbers, watermark).map_err(ReplayError::Options)
+    }
+
+    fn verb(&mut self) -> Result<Verb, ReplayError> {
+        let offset = self.offset;
+        let number = self.take(1)?[0];
+        Verb::from_number(number).ok_or(ReplayError::Malformed { offset, problem: "no such verb" })
+    }
+
+    fn digest(&mut self) -> Result<u64, ReplayError> {
+        Ok(u64::from_le_bytes(self.array()?))
+    }
+
+    fn real(&mut self) -> Result<f64, ReplayError> {
+        Ok(f64::from_le_bytes(self.array()?))
+    }
+
+    fn string(&mut self) -> Result<&'a [u8], ReplayError> {
+        let len = self.number()? as usize;
+        self.take(len)
+    }
+
+    fn list<T>(&mut self, convert: impl Fn(u64) -> T) -> Result<Vec<T>, ReplayError> {
+        let len = self.number()?;
+        (0..len).map(|_| self.number().map(&convert)).collect()
+    }
+
+    fn number(&mut self) -> Result<u64, ReplayError> {
+        let mut value = 0;
+        for shift in (0..64).step_by(7) {
+            let byte = self.take(1)?[0];
+            value |= u64::from(byte & 0x7f) << shift;
+            if byte < 0x80 {
+                return Ok(value);
+            }
+        }
+        Err(ReplayError::Malformed { offset: self.offset, problem: "a number of more than 64 bits" })
+    }
+
+    fn array<const N: usize>(&mut self) -> Result<[u8; N], ReplayError> {
+        let mut array = [0; N];
+        array.copy_from_slice(self.take(N)?);
+        Ok(array)
+    }
+
+    fn take(&mut self, len: usize) -> Result<&'a [u8], ReplayError> {
+        let end = self.offset.checked_add(len).filter(|&end| end <= self.bytes.len());
+        let end =
+            end.ok_or(ReplayError::Malformed { offset: self.offset, problem: "the recording ends here" })?;
+        let taken = &self.bytes[self.offset..end];
+        self.offset = end;
+        Ok(taken)
+    }
+}

@@ -1,0 +1,89 @@
+//! Recordings that agree, that were changed, and that are none.
+
+use super::*;
+use crate::policy::preemption::PreemptionMode;
+use crate::scheduler::{AdmissionPolicy, Outcome, OwnedArrays};
+
+fn config() -> SchedulerConfig {
+    SchedulerConfig {
+        num_blocks: 14,
+        num_host_blocks: 6,
+        preemption: PreemptionMode::Swap,
+        admission: AdmissionPolicy::Watermark,
+        block_size: 4,
+        max_num_seqs: 4,
+        max_num_batched_tokens: 16,
+        max_model_len: 40,
+        ..SchedulerConfig::default()
+    }
+}
+
+/// A run with hits, samples that fork, preemptions, an abort, a discarded step and a refusal.
+fn record(token: u32) -> Vec<u8> {
+    let mut scheduler = RecordedScheduler::new(config()).unwrap();
+    assert!(scheduler.start_recording());
+    let (mut arrays, mut sync) = (OwnedArrays::new(&config()), TableSync::new(4));
+    let prompt: Vec<u32> = (0..10).collect();
+    for num_samples in [1, 2, 1] {
+        let submission = Submission { num_samples, max_tokens: Some(20), ..Submission::new(&prompt) };
+        scheduler.submit(submission).unwrap();
+    }
+    scheduler.submit(Submission::new(&[])).unwrap_err();
+    scheduler.set_costs(Costs { seconds_per_token: 1.0, seconds_per_block: 0.5 });
+    for round in 0..200 {
+        let Some(plan) = scheduler.plan(&arrays.borrow(), &mut sync, f64::from(round)).unwrap() else {
+            break;
+        };
+        if round == 3 {
+            scheduler.discard(plan.id).unwrap();
+            scheduler.abort(RequestId::new(2));
+            continue;
+        }
+        let tokens: Vec<u32> =
+            (0..plan.num_samples as u32).map(|sample| token + sample + round as u32).collect();
+        let outcomes = vec![Outcome::Ok; plan.num_samples];
+        let sampled = Sampled { tokens: &tokens, outcomes: &outcomes, failed_rows: &[] };
+        scheduler.apply(plan.id, sampled, |_, _| ()).unwrap();
+    }
+    assert!(scheduler.scheduler().stats().preemptions > 0);
+    scheduler.reset_prefix_cache();
+    scheduler.take_ended();
+    scheduler.take_recording()
+}
+
+#[test]
+fn a_recording_gives_the_same_decisions_again() {
+    let recording = record(5);
+    let replayed = replay(&recording).unwrap();
+    assert!(replayed.num_plans > 20 && replayed.num_calls > 2 * replayed.num_plans);
+    assert_eq!(recording, record(5), "and the same bytes");
+}
+
+#[test]
+fn a_recording_can_start_only_before_the_first_call() {
+    let mut scheduler = RecordedScheduler::new(config()).unwrap();
+    scheduler.submit(Submission::new(&[1])).unwrap();
+    assert!(!scheduler.start_recording());
+    assert!(scheduler.take_recording().is_empty());
+}
+
+#[test]
+fn a_changed_decision_is_named() {
+    let recording = record(5);
+    let mut changed = recording.clone();
+    let last_digest = recording.len() - 3;
+    changed[last_digest] ^= 1;
+    assert!(matches!(replay(&changed), Err(ReplayError::Diverged { verb, .. }) if verb == "TakeEnded"));
+}
+
+#[test]
+fn bytes_that_are_no_recording_are_refused_wherever_they_end() {
+    let recording = record(5);
+    assert!(matches!(replay(b"something else, long enough"), Err(ReplayError::Malformed { offset: 0, .. })));
+    let mut accepted = 0;
+    for len in 0..recording.len() {
+        accepted += usize::from(replay(&recording[..len]).is_ok());
+    }
+    let num_calls = replay(&recording).unwrap().num_calls;
+    assert_eq!(accepted as u64, num_calls, "only between two calls, the last one left out");
+}

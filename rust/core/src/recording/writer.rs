@@ -1,0 +1,111 @@
+//! Calls as bytes.
+
+use super::{MAGIC, Verb};
+use crate::policy::preemption::Costs;
+use crate::scheduler::{Sampled, SchedulerConfig, Submission};
+use crate::units::RequestId;
+
+#[derive(Debug)]
+pub(super) struct Writer {
+    bytes: Vec<u8>,
+}
+
+impl Writer {
+    pub(super) fn new(config: &SchedulerConfig) -> Self {
+        let mut writer = Self { bytes: MAGIC.to_vec() };
+        config.numbers().into_iter().for_each(|number| writer.number(number));
+        writer.real(config.watermark);
+        writer
+    }
+
+    pub(super) fn take(&mut self) -> Vec<u8> {
+        std::mem::take(&mut self.bytes)
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.bytes.len()
+    }
+
+    pub(super) fn submit(&mut self, submission: &Submission<'_>, digest: u64) {
+        self.verb(Verb::Submit);
+        self.list(submission.prompt.len(), submission.prompt.iter().map(|&token| u64::from(token)));
+        self.number(submission.max_tokens.map_or(0, |limit| limit as u64 + 1));
+        self.number(submission.num_samples as u64);
+        self.string(submission.scope);
+        self.number(submission.reuse_cached.into());
+        self.string(submission.tenant);
+        self.number(u64::from(submission.priority as u32));
+        self.number(submission.deadline.is_some().into());
+        self.real(submission.deadline.unwrap_or(0.0));
+        self.digest(digest);
+    }
+
+    pub(super) fn abort(&mut self, request: RequestId, digest: u64) {
+        self.verb(Verb::Abort);
+        self.number(request.get());
+        self.digest(digest);
+    }
+
+    pub(super) fn plan(&mut self, now: f64, digest: u64) {
+        self.verb(Verb::Plan);
+        self.real(now);
+        self.digest(digest);
+    }
+
+    pub(super) fn apply(&mut self, plan: u64, sampled: &Sampled<'_>, digest: u64) {
+        self.verb(Verb::Apply);
+        self.number(plan);
+        self.list(sampled.tokens.len(), sampled.tokens.iter().map(|&token| u64::from(token)));
+        self.list(sampled.outcomes.len(), sampled.outcomes.iter().map(|&outcome| outcome as u64));
+        self.list(sampled.failed_rows.len(), sampled.failed_rows.iter().map(|&row| row as u64));
+        self.digest(digest);
+    }
+
+    pub(super) fn discard(&mut self, plan: u64, digest: u64) {
+        self.verb(Verb::Discard);
+        self.number(plan);
+        self.digest(digest);
+    }
+
+    pub(super) fn plain(&mut self, verb: Verb, digest: u64) {
+        self.verb(verb);
+        self.digest(digest);
+    }
+
+    pub(super) fn set_costs(&mut self, costs: Costs) {
+        self.verb(Verb::SetCosts);
+        self.real(costs.seconds_per_token);
+        self.real(costs.seconds_per_block);
+        self.digest(0);
+    }
+
+    fn verb(&mut self, verb: Verb) {
+        self.bytes.push(verb as u8);
+    }
+
+    fn digest(&mut self, digest: u64) {
+        self.bytes.extend(digest.to_le_bytes());
+    }
+
+    fn real(&mut self, value: f64) {
+        self.bytes.extend(value.to_le_bytes());
+    }
+
+    fn string(&mut self, bytes: &[u8]) {
+        self.number(bytes.len() as u64);
+        self.bytes.extend(bytes);
+    }
+
+    fn list(&mut self, len: usize, values: impl Iterator<Item = u64>) {
+        self.number(len as u64);
+        values.for_each(|value| self.number(value));
+    }
+
+    fn number(&mut self, mut value: u64) {
+        while value >= 0x80 {
+            self.bytes.push(value as u8 | 0x80);
+            value >>= 7;
+        }
+        self.bytes.push(value as u8);
+    }
+}

@@ -1,0 +1,62 @@
+"""A run that is recorded decides the same when it is replayed, and what is no recording is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pykv.errors import RecordingError
+from pykv.recording import replay_recording
+from pykv.scheduler import OUTCOME_OK, Scheduler, SchedulerConfig, StepBuffers
+
+
+def record_run(path: Path) -> int:
+    config = SchedulerConfig(
+        num_blocks=20, block_size=4, max_num_seqs=4, max_num_batched_tokens=16, max_model_len=40
+    )
+    scheduler = Scheduler(config)
+    buffers = StepBuffers(config)
+    steps = 0
+    with scheduler.record(path):
+        for num_samples in (1, 2, 1):
+            scheduler.submit(np.arange(11, dtype=np.int32), max_tokens=20, num_samples=num_samples)
+        while (plan := scheduler.plan(buffers, float(steps))) is not None:
+            scheduler.apply(
+                plan, np.arange(plan.num_samples), np.full(plan.num_samples, OUTCOME_OK, np.uint8)
+            )
+            steps += 1
+    return steps
+
+
+def test_a_run_decides_the_same_again(tmp_path: Path) -> None:
+    steps = record_run(tmp_path / "run.pykv")
+    replayed = replay_recording(tmp_path / "run.pykv")
+    assert replayed.num_plans == steps + 1
+    assert replayed.num_calls == 3 + 2 * steps + 1
+
+
+def test_a_changed_recording_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "run.pykv"
+    record_run(path)
+    content = bytearray(path.read_bytes())
+    content[-2] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(RecordingError, match=r"call \d+ \(Plan\) decided otherwise"):
+        replay_recording(path)
+
+
+@pytest.mark.parametrize("content", [b"", b"not a recording at all", b"pykv-recording-1\xff\xff"])
+def test_what_is_no_recording_is_refused(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "run.pykv"
+    path.write_bytes(content)
+    with pytest.raises(RecordingError, match="byte"):
+        replay_recording(path)
+
+
+def test_a_recording_must_see_every_call(tmp_path: Path) -> None:
+    scheduler = Scheduler(SchedulerConfig(num_blocks=20))
+    scheduler.submit([1])
+    with pytest.raises(RecordingError, match="from the first call on"):
+        scheduler.record(tmp_path / "run.pykv")
