@@ -36,12 +36,19 @@ def anonymous_memory(num_bytes: int) -> mmap.mmap:
         MemoryError: the system refuses.
     """
     try:
-        memory = mmap.mmap(-1, num_bytes)
+        memory = _mapped(num_bytes)
     except OSError as error:
         raise MemoryError(f"the system refused {num_bytes} bytes: {error}") from error
     if hasattr(mmap, "MADV_HUGEPAGE"):
         _advise_huge_pages(memory)
     return memory
+
+
+def _mapped(num_bytes: int) -> mmap.mmap:
+    """Private memory: what is shared between processes gets no huge pages on most systems."""
+    if not hasattr(mmap, "MAP_PRIVATE"):
+        return mmap.mmap(-1, num_bytes)
+    return mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
 
 def _advise_huge_pages(memory: mmap.mmap) -> None:

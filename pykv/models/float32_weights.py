@@ -9,7 +9,7 @@ from itertools import chain
 import torch
 from torch import Tensor, nn
 
-from pykv.host_memory import available_bytes
+from pykv.host_memory import anonymous_memory, available_bytes
 
 __all__ = ["float32_fits", "float32_weights"]
 
@@ -30,8 +30,8 @@ def float32_weights(module: nn.Module) -> Iterator[None]:
     """Gives the module float32 copies of its weights and buffers, and its own ones back at the end."""
     kept = [(tensor, tensor.data) for tensor in _half_tensors(module)]
     try:
-        for tensor, own in kept:
-            tensor.data = own.float()
+        for (tensor, own), space in zip(kept, _spaces([own for _, own in kept]), strict=True):
+            tensor.data = space.copy_(own)
         yield
     finally:
         for tensor, own in kept:
@@ -42,3 +42,15 @@ def _half_tensors(module: nn.Module) -> Iterator[Tensor]:
     for tensor in chain(module.parameters(), module.buffers()):
         if tensor.dtype in (torch.float16, torch.bfloat16):
             yield tensor
+
+
+def _spaces(tensors: list[Tensor]) -> Iterator[Tensor]:
+    """A float32 tensor of each shape. On a CPU all are in one piece, which goes back to the system as a whole."""
+    on_cpu = [tensor.device.type == "cpu" for tensor in tensors]
+    if not tensors or not all(on_cpu):
+        yield from (torch.empty_like(tensor, dtype=torch.float32) for tensor in tensors)
+        return
+    sizes = [tensor.numel() for tensor in tensors]
+    memory = torch.frombuffer(anonymous_memory(4 * sum(sizes)), dtype=torch.float32)
+    for tensor, part in zip(tensors, torch.split(memory, sizes), strict=True):
+        yield part.view(tensor.shape)

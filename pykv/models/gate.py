@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -17,7 +17,7 @@ from pykv.layout import KvLayout
 from pykv.models.attention_function import ATTENTION_NAME, register_attention
 from pykv.models.causal_model import CausalModel
 from pykv.models.float32_weights import float32_fits, float32_weights
-from pykv.models.probe import eager_logits, narrow_windows, paged_logits
+from pykv.models.probe import eager_logits, paged_logits
 from pykv.models.rotary import rotary_limit
 
 __all__ = ["admit"]
@@ -45,7 +45,6 @@ def admit(
     name: str,
     eos_token_ids: frozenset[int] = frozenset(),
     max_model_len: int | None = None,
-    prepare: Callable[[nn.Module], object] | None = None,
 ) -> CausalModel:
     """Checks a model and makes it ready to run over a paged pool.
 
@@ -53,7 +52,6 @@ def admit(
         module: a causal language model of transformers. Afterwards it is in evaluation mode and its attention
             implementation is "pykv"; where it is refused its implementation is as before.
         name, eos_token_ids, max_model_len: see `CausalModel`; the context is also capped by the model's own.
-        prepare: a change that makes the model faster, made before the probe, so that it is checked too.
 
     Raises:
         UnsupportedModelError: the model fails a check; the message names the check.
@@ -74,22 +72,19 @@ def admit(
     )
     register_attention()
     checked.eval()
-    with _implementation_restored(checked), narrow_windows(checked):
-        _probe(model, prepare)
+    with _implementation_restored(checked):
+        _probe(model)
     return model
 
 
-def _probe(model: CausalModel, prepare: Callable[[nn.Module], object] | None) -> None:
+def _probe(model: CausalModel) -> None:
     """Compares in float32, where nothing hides behind rounding, if memory allows it; then as served."""
     if model.dtype != torch.float32 and float32_fits(model.module):
         with float32_weights(model.module):
             exact = replace(model, dtype=torch.float32)
             _check_float32(_own_logits(exact), _paged_logits(exact))
-    expected = _own_logits(model)
-    if prepare is not None:
-        prepare(model.module)
-    found = _paged_logits(model)
-    (_check_float32 if model.dtype == torch.float32 else _check_rounded)(expected, found)
+    check = _check_float32 if model.dtype == torch.float32 else _check_rounded
+    check(_own_logits(model), _paged_logits(model))
 
 
 def _checked_architecture(module: nn.Module) -> Any:

@@ -13,8 +13,10 @@ from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pykv.errors import ConfigError, ModelError
+from pykv.models.acceleration import pack_linears
 from pykv.models.causal_model import CausalModel
 from pykv.models.gate import admit
+from pykv.models.probe import paged_logits
 from pykv.models.quiet import offline, quiet
 from pykv.models.sources import Checkpoint, find_checkpoint
 
@@ -69,7 +71,9 @@ def load_model(
     tell(f"loading {checkpoint.name}")
     module, tokenizer = _read(checkpoint, wanted, _chosen_device(device))
     tell(f"checking {checkpoint.name}")
-    return _admitted(module, tokenizer, checkpoint.name, max_model_len), tokenizer
+    model = _admitted(module, tokenizer, checkpoint.name, max_model_len)
+    pack_linears(module, lambda: not paged_logits(model).isnan().any())
+    return model, tokenizer
 
 
 def _admitted(module: nn.Module, tokenizer: Any, name: str, max_model_len: int | None) -> CausalModel:

@@ -15,7 +15,7 @@ from pykv.layout import KvLayout
 from pykv.models.causal_model import CausalModel
 from pykv.models.probe_step import ProbeStep
 
-__all__ = ["PROBE_WINDOW", "eager_logits", "narrow_windows", "paged_logits"]
+__all__ = ["PROBE_WINDOW", "eager_logits", "paged_logits"]
 
 # During a probe all windows are this narrow, so that a few tokens reach past them.
 PROBE_WINDOW = 5
@@ -66,7 +66,8 @@ def eager_logits(model: CausalModel) -> Tensor:
     The model runs with the attention implementation that it has.
     """
     runs = (torch.tensor([tokens], device=model.device) for tokens in _sequences(model.vocab_size))
-    return torch.cat([model.module(input_ids=run, use_cache=False).logits[0].float() for run in runs])
+    with narrow_windows(model.module):
+        return torch.cat([model.module(input_ids=run, use_cache=False).logits[0].float() for run in runs])
 
 
 def paged_logits(model: CausalModel) -> Tensor:
@@ -79,10 +80,11 @@ def paged_logits(model: CausalModel) -> Tensor:
     sequences = _sequences(model.vocab_size)
     rows: list[list[Tensor]] = [[] for _ in sequences]
     done = [0] * len(sequences)
-    for counts in STEPS:
-        for row, logits in _run_step(model, pool, sequences, done, counts):
-            rows[row].append(logits)
-        done = [before + count for before, count in zip(done, counts, strict=True)]
+    with narrow_windows(model.module):
+        for counts in STEPS:
+            for row, logits in _run_step(model, pool, sequences, done, counts):
+                rows[row].append(logits)
+            done = [before + count for before, count in zip(done, counts, strict=True)]
     return torch.cat([logits for parts in rows for logits in parts])
 
 

@@ -41,7 +41,7 @@ class StepContext:
     _kernels: Backend = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self._kernels = backend_for(self.backend, self.pool.device)
+        self._kernels = backend_for(self.backend, self.pool.device, self.pool.dtype).functions
 
     def attend(
         self,

@@ -22,10 +22,12 @@ from pykv.service.served import ModelDescription, ServedModel
 from pykv.service.shutdown import Shutdown
 from pykv.service.transport import CallServer, TransportLimits
 
-__all__ = ["Daemon", "Loader"]
+__all__ = ["LOAD_THREAD", "Daemon", "Loader"]
 
 Loader = Callable[[ServeOptions, Callable[[str], None]], ServedModel]
 """Loads the model that the options name, telling its progress; runs in a thread."""
+
+LOAD_THREAD = "pykv-load"
 
 Result = TypeVar("Result")
 
@@ -175,5 +177,5 @@ async def _in_thread(function: Callable[[], Result]) -> Result:
             outcome = (None, error)  # type: ignore[assignment]
         loop.call_soon_threadsafe(settle, *outcome)
 
-    threading.Thread(target=run, name="pykv-load", daemon=True).start()
+    threading.Thread(target=run, name=LOAD_THREAD, daemon=True).start()
     return await future

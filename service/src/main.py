@@ -1,16 +1,18 @@
 """The program `pykv-serve`."""
 
+import logging
 import os
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 
 import anyio
-from pykv.service.loading import load_model
 
 import pykv
 from pykv.errors import ConfigError, PykvError
-from pykv.service.daemon import Daemon, Loader
+from pykv.service.daemon import LOAD_THREAD, Daemon, Loader
+from pykv.service.loading import load_model
 from pykv.service.logs import configure_logs
 from pykv.service.options import ServeOptions, read_options
 from pykv.service.status import innermost
@@ -18,6 +20,8 @@ from pykv.service.status import innermost
 __all__ = ["main"]
 
 REFUSED = 2
+UNENDING = frozenset({LOAD_THREAD, "pykv-engine"})
+"""Threads that cannot be told to end: one that reads a model, and one whose step hangs."""
 
 
 def main(
@@ -44,7 +48,10 @@ def main(
     except ConfigError as error:
         return _refuse(error)
     configure_logs(options.log_level, options.log_format)
-    return _serve(options, load)
+    code = _serve(options, load)
+    if any(thread.name in UNENDING for thread in threading.enumerate()):
+        _end_now(code)
+    return code
 
 
 def _serve(options: ServeOptions, load: Loader) -> int:
@@ -59,6 +66,13 @@ def _serve(options: ServeOptions, load: Loader) -> int:
             return _refuse(cause)
         raise
     return 0
+
+
+def _end_now(code: int) -> None:
+    """Ends the process under a thread in the midst of native code, which an orderly end would crash."""
+    logging.shutdown()
+    sys.stdout.flush()
+    os._exit(code)
 
 
 def _refuse(error: BaseException) -> int:

@@ -61,7 +61,8 @@ async def window_after(raw, calls):
 
 
 @pytest.mark.asyncio
-async def test_early_rejections_give_the_connections_window_back(raw, framed):
+@pytest.mark.parametrize("num_calls", [600, pytest.param(20_000, marks=pytest.mark.long)])
+async def test_early_rejections_give_the_connections_window_back(raw, framed, num_calls):
     """Each call ends before the server has read all of its message."""
 
     async def rejected():
@@ -70,22 +71,24 @@ async def test_early_rejections_give_the_connections_window_back(raw, framed):
         assert (await raw.status(stream_id))[0] == 8
         raw.events.clear()
 
-    assert await window_after(raw, [rejected] * 600) > 2**20
+    assert await window_after(raw, [rejected] * num_calls) > 2**20
 
 
 @pytest.mark.asyncio
-async def test_unary_calls_that_fail_give_the_connections_window_back(raw, framed):
+@pytest.mark.parametrize("num_calls", [1500, pytest.param(20_000, marks=pytest.mark.long)])
+async def test_unary_calls_that_fail_give_the_connections_window_back(raw, framed, num_calls):
     async def rejected():
         stream_id = raw.request("/pykv.v1.Engine/Unknown", framed(b"x" * 4000))
         await raw.flush()
         assert (await raw.status(stream_id))[0] == 12
         raw.events.clear()
 
-    assert await window_after(raw, [rejected] * 1500) > 2**20
+    assert await window_after(raw, [rejected] * num_calls) > 2**20
 
 
 @pytest.mark.asyncio
-async def test_resets_that_arrive_with_their_request_give_the_connections_window_back(raw, framed):
+@pytest.mark.parametrize("num_calls", [600, pytest.param(20_000, marks=pytest.mark.long)])
+async def test_resets_that_arrive_with_their_request_give_the_connections_window_back(raw, framed, num_calls):
     """The task of such a call is cancelled before its first step."""
 
     async def reset():
@@ -96,7 +99,7 @@ async def test_resets_that_arrive_with_their_request_give_the_connections_window
     async def ping():
         await window_after(raw, [])
 
-    assert await window_after(raw, [reset, ping] * 600) > 2**20
+    assert await window_after(raw, [reset, ping] * num_calls) > 2**20
 
 
 @pytest.mark.asyncio

@@ -8,7 +8,7 @@ QUESTIONS = (
     "Why is the sky blue?",
     "What is the capital of France?",
     "Which planet is known as the Red Planet?",
-    "What is photosynthesis?",
+    "What is water made of?",
 )
 
 SYSTEM_PROMPT = """\
