@@ -1,7 +1,8 @@
 """What does the scheduler cost a step, and does that cost stay flat?
 
-Measured through the Python face: `plan` and `apply` of whole steps, prompts as int32 arrays, medians. Left out: the model,
-sampling, and making the arrays that a real engine would have anyway. Run: `python benches/bench_scheduler.py [--json] [CASE …]`.
+Measured through the Python face: `plan` and `apply` of whole steps, prompts as int32 arrays, medians. Left out: the
+model, sampling, and making the arrays that a real engine would have anyway.
+Run: `python benches/bench_scheduler.py [--json] [CASE ...]`.
 """
 
 from __future__ import annotations

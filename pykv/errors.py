@@ -62,7 +62,7 @@ class OutOfBlocksError(PykvError, MemoryError):
 
 
 class RecordingError(PykvError, ValueError):
-    """A recording cannot be made or replayed: it is malformed, or a call decided otherwise than when it was recorded."""
+    """A recording cannot be made or replayed: it is malformed, or a call decides otherwise than it did."""
 
 
 class StepError(PykvError, RuntimeError):

@@ -52,7 +52,7 @@ class Recording:
         if not native.start_recording():
             self._file.close()
             raise RecordingError(
-                "the scheduler was used before the recording: allowed is to record from the first call on"
+                "the scheduler was used already: allowed is to record from the first call on"
             )
 
     def write_pending(self, at_least: int = _CHUNK_BYTES) -> None:

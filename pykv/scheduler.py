@@ -92,19 +92,19 @@ class SchedulerConfig:
 
     Attributes:
         num_blocks: blocks of the pool, the null block 0 included, at least 2.
-        num_host_blocks: blocks of the host's pool for preempted sequences, its null block 0 included; 0: there is none.
-        preemption: "recompute"; "swap": copied to the host wherever there is room; "auto": what costs less (`set_costs`).
+        num_host_blocks: blocks of the host's pool for preempted sequences, its null block 0 included; 0: none.
+        preemption: "recompute"; "swap": copied to the host where there is room; "auto": what costs less (`set_costs`).
         block_size: tokens a block, 1 to 65,536.
         max_num_seqs: sequences that run at once: rows of the block tables.
         max_num_batched_tokens: tokens that one step computes.
         max_chunk_tokens: tokens of one sequence that one step computes; None: no cap but the step's.
         max_model_len: tokens of one sequence, prompt and output together.
         watermark: share of the blocks, from 0 to below 1, that an admission leaves untouched while others run.
-        admission: "forecast": a sequence starts when the worst moment to come fits the pool too, if outputs turn out as long
-            as they are expected to; "watermark": when its blocks can be given now.
+        admission: "forecast": a sequence starts when the worst moment to come fits the pool too, if outputs turn out as
+            long as they are expected to; "watermark": when its blocks can be given now.
         enable_prefix_caching: whether full blocks are found again by prompts that begin with the same tokens.
-        queue_order: "fcfs"; "priority"; "longest_prefix": who finds most of its prompt in the cache; "fair_share": equal
-            shares of tokens for all tenants (start-time fair queuing; Goyal et al., SIGCOMM 1996).
+        queue_order: "fcfs"; "priority"; "longest_prefix": who finds most of its prompt in the cache; "fair_share":
+            equal shares of tokens for all tenants (start-time fair queuing; Goyal et al., SIGCOMM 1996).
         max_passes: how often a waiting sequence may be passed by later ones before all others wait for it.
         preempt_lower_ranks: whether a waiting request may push out running ones of a later priority.
         max_queued_requests: sequences that may wait; a request counts each of its samples.
@@ -186,7 +186,7 @@ class StepBuffers:
         sample_indices: int64 [max_num_seqs]; after which of the step's tokens each sample is drawn.
         sample_rows: int32 [max_num_seqs]; the row of the sequence that gets the sample.
         sample_positions: int64 [max_num_seqs]; the place in its sequence that the sampled token takes.
-        placed_requests: int64, placed_children, placed_rows: int32 [max_num_seqs]; sequences that got a row in this plan.
+        placed_requests: int64, placed_children, placed_rows: int32 [max_num_seqs]; who got a row in this plan.
         finish_reasons: uint8 [max_num_seqs]; filled by `Scheduler.apply`, a `FinishReason` a sample.
     """
 
@@ -291,7 +291,7 @@ class Scheduler:
 
         Args:
             buffers: made for this scheduler's configuration.
-            now: the time in seconds, on the clock of the deadlines; an earlier time than the last one counts as that one.
+            now: the time in seconds, on the clock of the deadlines; it never goes back.
 
         Returns:
             How much of each array is filled; None if there is nothing to compute.

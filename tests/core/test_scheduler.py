@@ -137,7 +137,7 @@ def test_a_bad_number_of_samples_is_refused_by_value(num_samples: int) -> None:
 
 def test_what_never_fits_is_refused_with_the_numbers() -> None:
     scheduler = Scheduler(small_config(num_blocks=8))
-    with pytest.raises(CapacityError, match="prompt has 28 tokens .* total of 28 tokens"):
+    with pytest.raises(CapacityError, match=r"prompt has 28 tokens .* total of 28 tokens"):
         scheduler.submit(list(range(28)))
     scheduler.submit(list(range(27)))
     assert len(run(scheduler)) == 1
