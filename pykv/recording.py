@@ -51,9 +51,7 @@ class Recording:
         self._file = Path(path).open("wb")  # noqa: SIM115  (closed by close)
         if not native.start_recording():
             self._file.close()
-            raise RecordingError(
-                "the scheduler was used already: allowed is to record from the first call on"
-            )
+            raise RecordingError("the scheduler was used already: a recording starts before the first call")
 
     def write_pending(self, at_least: int = _CHUNK_BYTES) -> None:
         """Writes what was recorded since the last time, if it is at least so many bytes."""
@@ -85,7 +83,8 @@ def replay_recording(path: str | os.PathLike[str]) -> ReplayedRecording:
     """Makes the calls of a recording again, on a new scheduler, and compares every decision.
 
     Raises:
-        RecordingError: the file is no recording, ends within a call, or a call decided otherwise; the message says which.
+        RecordingError: the file is no recording, ends within a call, or a call decided otherwise: the message says
+            which.
         OSError: the file cannot be read.
     """
     num_calls, num_plans = _core.replay_recording(Path(path).read_bytes())

@@ -34,6 +34,7 @@ from pykv import _core
 from pykv._core import Plan, RequestSummary, SchedulerStats
 from pykv.errors import ConfigError, InvalidRequestError
 from pykv.recording import Recording
+from pykv.token_array import as_token_array
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -58,7 +59,6 @@ OUTCOME_STOP = 1
 OUTCOME_FAILED = 2
 """The sample is no token: its sequence ends with an error."""
 
-_INT32_MAX = 2**31 - 1
 _OPTIONAL = ("max_chunk_tokens", "max_queued_tokens")
 _CHOICES: dict[str, tuple[object, ...]] = {
     "preemption": ("auto", "recompute", "swap"),
@@ -272,7 +272,7 @@ class Scheduler:
         if not -(2**31) <= priority < 2**31:
             raise InvalidRequestError(f"priority is {priority}: allowed is a 32-bit integer", "priority")
         return self._native.submit(
-            _as_tokens(prompt),
+            as_token_array(prompt, "prompt"),
             max_tokens=max_tokens,
             num_samples=num_samples,
             scope=scope,
@@ -382,27 +382,3 @@ class Scheduler:
             PoisonedError: an invariant of docs/invariants.md does not hold.
         """
         self._native.check()
-
-
-def _as_tokens(prompt: NDArray[np.int32] | Sequence[int]) -> NDArray[np.int32]:
-    if (
-        isinstance(prompt, np.ndarray)
-        and prompt.dtype == np.int32
-        and prompt.ndim == 1
-        and prompt.flags.c_contiguous
-    ):
-        return prompt
-    tokens = np.asarray(prompt)
-    if tokens.ndim != 1:
-        raise InvalidRequestError(f"prompt has {tokens.ndim} dimensions: allowed is one", "prompt")
-    if tokens.size == 0:
-        raise InvalidRequestError("prompt is empty: allowed is at least one token", "prompt")
-    if tokens.dtype.kind not in "iu":
-        raise InvalidRequestError(f"prompt holds {tokens.dtype}: allowed are integers", "prompt")
-    low, high = int(tokens.min()), int(tokens.max())
-    if low < 0 or high > _INT32_MAX:
-        wrong = low if low < 0 else high
-        raise InvalidRequestError(
-            f"prompt holds {wrong}: allowed are token ids from 0 to {_INT32_MAX}", "prompt"
-        )
-    return np.ascontiguousarray(tokens, np.int32)

@@ -58,5 +58,5 @@ def test_what_is_no_recording_is_refused(tmp_path: Path, content: bytes) -> None
 def test_a_recording_must_see_every_call(tmp_path: Path) -> None:
     scheduler = Scheduler(SchedulerConfig(num_blocks=20))
     scheduler.submit([1])
-    with pytest.raises(RecordingError, match="from the first call on"):
+    with pytest.raises(RecordingError, match="before the first call"):
         scheduler.record(tmp_path / "run.pykv")

@@ -1,6 +1,8 @@
 //! The compiled module `pykv._core`: convert, call, convert back.
 
 mod attention;
+mod blocks;
+mod convert;
 mod errors;
 mod guard;
 mod scheduler;
@@ -11,5 +13,6 @@ use pyo3::prelude::*;
 #[pymodule]
 fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     attention::register(module)?;
+    blocks::register(module)?;
     scheduler::register(module)
 }

@@ -8,12 +8,13 @@ use pykv_core::scheduler::{
     SchedulerStats as CoreStats, Submission,
 };
 use pykv_core::{Error, RequestId, SchedulerConfig, TokenId};
-use pyo3::buffer::{Element, PyBuffer, ReadOnlyCell};
+use pyo3::buffer::{PyBuffer, ReadOnlyCell};
 use pyo3::prelude::*;
 
-use crate::errors::{RecordingError, StepError, exception};
+use crate::convert::{cells, convert, read};
+use crate::errors::{RecordingError, exception};
 use crate::guard::Guarded;
-use crate::step_buffers::{StepBuffers, cells};
+use crate::step_buffers::StepBuffers;
 
 /// A step that was planned: how many entries of its buffers are filled.
 #[pyclass(frozen, get_all, module = "pykv._core")]
@@ -372,26 +373,6 @@ fn wrong(array: &'static str, index: usize, value: i64, allowed: &'static str) -
 
 fn needed(array: &'static str, length: usize, needed: usize) -> pykv_core::Result<()> {
     if length < needed { Err(Error::ArrayLength { array, length, needed }) } else { Ok(()) }
-}
-
-fn convert<T: Copy + Element, U>(
-    target: &mut Vec<U>,
-    source: &[ReadOnlyCell<T>],
-    convert: impl Fn(usize, T) -> pykv_core::Result<U>,
-) -> pykv_core::Result<()> {
-    target.clear();
-    for (index, cell) in source.iter().enumerate() {
-        target.push(convert(index, cell.get())?);
-    }
-    Ok(())
-}
-
-fn read<'py, T: Element>(
-    py: Python<'py>,
-    buffer: &'py PyBuffer<T>,
-    array: &str,
-) -> PyResult<&'py [ReadOnlyCell<T>]> {
-    buffer.as_slice(py).ok_or_else(|| StepError::new_err(format!("{array} must be C-contiguous")))
 }
 
 /// Makes the calls of a recording again: how many there were, and how many of them planned a step.

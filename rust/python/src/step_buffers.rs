@@ -1,13 +1,12 @@
 //! The arrays of a step, which Python owns: any objects with writable, contiguous buffers of the right kind.
 
-use std::cell::Cell;
 use std::sync::Mutex;
 
 use pykv_core::scheduler::{StepArrays, TableSync};
-use pyo3::buffer::{Element, PyBuffer};
+use pyo3::buffer::PyBuffer;
 use pyo3::prelude::*;
 
-use crate::errors::StepError;
+use crate::convert::cells;
 
 /// The arrays that a plan fills, and what stands in the block tables already.
 #[pyclass(frozen, module = "pykv._core")]
@@ -103,15 +102,4 @@ impl StepBuffers {
             placed_rows: cells(py, &self.placed_rows, "placed_rows")?,
         })
     }
-}
-
-/// An array that is written: contiguous and not read-only.
-pub(crate) fn cells<'py, T: Element>(
-    py: Python<'py>,
-    buffer: &'py PyBuffer<T>,
-    array: &str,
-) -> PyResult<&'py [Cell<T>]> {
-    buffer
-        .as_mut_slice(py)
-        .ok_or_else(|| StepError::new_err(format!("{array} must be C-contiguous and writable")))
 }

@@ -1,0 +1,247 @@
+"""Blocks and the prefix cache without a scheduler: for engines that decide for themselves what runs.
+
+    >>> from pykv.blocks import BlockPool, PrefixCache
+    >>> cache = PrefixCache(BlockPool(num_blocks=64, block_size=4))
+    >>> prompt = [7, 8, 9, 10, 11, 12]
+    >>> table, num_cached_tokens = cache.share(prompt)
+    >>> cache.extend(table, 2)
+    >>> # ... the model writes the K and V of the prompt into the table's blocks ...
+    >>> cache.publish(table, prompt, num_tokens=6)
+    False
+    >>> other, num_cached_tokens = cache.share(prompt)
+    >>> num_cached_tokens, other.block_ids() == table.block_ids()[:1]
+    (4, True)
+
+The module needs numpy only. All objects may be used from any thread.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pykv import _core
+from pykv.errors import ConfigError, InvalidRequestError
+from pykv.token_array import as_token_array
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+__all__ = ["BlockCounts", "BlockPool", "BlockTable", "PrefixCache"]
+
+
+@dataclass(frozen=True, slots=True)
+class BlockCounts:
+    """How many blocks are in which state: free + cached + active = total; the null block is not counted."""
+
+    free: int
+    cached: int
+    active: int
+    total: int
+
+
+class BlockPool:
+    """A pool of blocks of one size. Block 0 is the null block: it is never handed out.
+
+    Args:
+        num_blocks: blocks of the pool, the null block included, 2 to 2**30.
+        block_size: tokens a block, 1 to 65,536.
+
+    Raises:
+        ConfigError: one of them is out of its range.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        for field, value, low, high in (
+            ("num_blocks", num_blocks, 2, 2**30),
+            ("block_size", block_size, 1, 65_536),
+        ):
+            if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+                raise ConfigError(f"{field} is {value!r}: allowed is an integer from {low} to {high}")
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self._native = _core.BlockPool(num_blocks, block_size)
+
+    def table(self) -> BlockTable:
+        """Returns a table of no blocks."""
+        return BlockTable(self._native.table())
+
+    def references(self, block_id: int) -> int:
+        """Returns how many tables hold a block.
+
+        Raises:
+            InvalidRequestError: the pool has no such block.
+        """
+        _check_count("block_id", block_id)
+        return self._native.references(block_id)
+
+    def count(self) -> BlockCounts:
+        """Counts the states block by block."""
+        return BlockCounts(*self._native.count())
+
+
+class BlockTable:
+    """One sequence's blocks, in order. Dropping the table gives them back; so does `truncate(0)`."""
+
+    def __init__(self, native: _core.BlockTable) -> None:
+        self._native = native
+
+    def __len__(self) -> int:
+        return len(self._native)
+
+    def block_ids(self) -> list[int]:
+        """Returns the blocks, in order."""
+        return self._native.block_ids()
+
+    def extend(self, count: int) -> None:
+        """Takes free blocks. `PrefixCache.extend` also evicts cached ones.
+
+        Raises:
+            OutOfBlocksError: fewer are free; none was taken.
+        """
+        _check_count("count", count)
+        self._native.extend(count)
+
+    def fork(self) -> BlockTable:
+        """Returns a second table over the same blocks: copy a block before one of both writes it (`copy_on_write`)."""
+        return BlockTable(self._native.fork())
+
+    def truncate(self, length: int) -> None:
+        """Gives back the blocks from `length` on.
+
+        Raises:
+            InvalidRequestError: published blocks would be cut off; allowed are all of them or none.
+        """
+        _check_count("length", length)
+        self._native.truncate(length)
+
+    def is_writable(self, index: int) -> bool:
+        """Returns whether nobody else holds or can find the block at `index`.
+
+        Raises:
+            InvalidRequestError: the table has no such block.
+        """
+        _check_count("index", index)
+        return self._native.is_writable(index)
+
+    def copy_on_write(self, index: int) -> tuple[int, int]:
+        """Puts a block of its own in the place of a shared one.
+
+        Returns:
+            (source, target): the blocks to copy, before the target is written.
+
+        Raises:
+            InvalidRequestError: the table has no such block.
+            OutOfBlocksError: no block is free.
+        """
+        _check_count("index", index)
+        return self._native.copy_on_write(index)
+
+
+class PrefixCache:
+    """Published blocks that later sequences find again, over a pool that nobody else publishes in.
+
+    A hit has the same tokens in the same scope from position 0 on, by comparison. Blocks that nobody uses make room when
+    others are needed, leaves first, least recently used first.
+
+    Args:
+        pool: the pool whose blocks are cached.
+    """
+
+    def __init__(self, pool: BlockPool) -> None:
+        self.pool = pool
+        self._native = _core.PrefixCache(pool._native, secrets.randbits(64))
+
+    def probe(self, tokens: NDArray[np.int32] | Sequence[int], *, scope: bytes = b"") -> int:
+        """Returns how many of the first tokens are cached. Changes nothing.
+
+        Raises:
+            InvalidRequestError: `tokens` are no token ids.
+        """
+        hits = self._native.probe(as_token_array(tokens, "tokens"), scope, self.pool.num_blocks)
+        return hits * self.pool.block_size
+
+    def share(
+        self, tokens: NDArray[np.int32] | Sequence[int], *, scope: bytes = b"", max_tokens: int | None = None
+    ) -> tuple[BlockTable, int]:
+        """Starts a table with the cached blocks that `tokens` begin with, and pins them in the same step.
+
+        Args:
+            tokens: the sequence's token ids.
+            scope: what may share; the same bytes in every call for a sequence.
+            max_tokens: the most tokens to share; None: all but the last, whose logits are wanted.
+
+        Returns:
+            The table, and how many tokens its blocks hold.
+
+        Raises:
+            InvalidRequestError: `tokens` are no token ids.
+        """
+        array = as_token_array(tokens, "tokens")
+        limit = len(array) - 1 if max_tokens is None else max_tokens
+        _check_count("max_tokens", limit)
+        table, hits = self._native.share(array, scope, limit // self.pool.block_size)
+        return BlockTable(table), hits * self.pool.block_size
+
+    def extend(self, table: BlockTable, count: int) -> None:
+        """Takes blocks for a table, evicting cached ones where too few are free.
+
+        Raises:
+            OutOfBlocksError: not even so there are enough; none was taken.
+        """
+        _check_count("count", count)
+        self._native.extend(table._native, count)
+
+    def publish(
+        self,
+        table: BlockTable,
+        tokens: NDArray[np.int32] | Sequence[int],
+        *,
+        num_tokens: int,
+        scope: bytes = b"",
+    ) -> bool:
+        """Makes a table's full blocks findable: call it when their K and V were computed.
+
+        Args:
+            table: the sequence's blocks; published ones must not be written any more.
+            tokens: the sequence's token ids.
+            num_tokens: how many of them are computed.
+            scope: as given to `share`.
+
+        Returns:
+            Whether the table changed: where an equal block is cached already, the table goes over to that one.
+
+        Raises:
+            InvalidRequestError: `num_tokens` passes the tokens or the blocks.
+        """
+        _check_count("num_tokens", num_tokens)
+        return self._native.publish(table._native, as_token_array(tokens, "tokens"), scope, num_tokens)
+
+    def reset(self) -> None:
+        """Makes nothing findable any more: idle blocks are free now, used ones when their tables go."""
+        self._native.reset()
+
+    def count(self) -> BlockCounts:
+        """Counts the states, in constant time."""
+        return BlockCounts(*self._native.count()[:4])
+
+    @property
+    def num_evictions(self) -> int:
+        """How often a cached block made room."""
+        return self._native.count()[4]
+
+    def check(self) -> None:
+        """Compares pool, tree and eviction order with each other, block by block.
+
+        Raises:
+            PoisonedError: an invariant of docs/invariants.md does not hold.
+        """
+        self._native.check()
+
+
+def _check_count(field: str, value: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**31:
+        raise InvalidRequestError(f"{field} is {value!r}: allowed is an integer of at least 0", field)
