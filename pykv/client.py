@@ -16,7 +16,7 @@ from pykv.errors import ConfigError, InvalidRequestError
 from pykv.sampling import SamplingParams
 from pykv.service.client.channel import PatientChannel
 from pykv.service.client.failures import ServiceError, raising_typed
-from pykv.service.messages import deltas_of, sampling_message
+from pykv.service.client.messages import deltas_of, sampling_message
 from pykv.service.protocol import engine_pb2 as pb
 from pykv.service.servable import cardinality_of, path_of
 from pykv.service.served import ModelDescription

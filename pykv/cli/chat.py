@@ -14,6 +14,8 @@ from pykv.sampling import SamplingParams
 
 __all__ = ["Conversation", "main"]
 
+HARMLESS = {code: None for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
+"""A model's control characters must not command the terminal."""
 HELP = "/new begins anew, /quit ends; Ctrl-C stops an answer"
 
 
@@ -83,7 +85,7 @@ class Conversation:
         try:
             async for last in self._client.chat(asked, self._params):
                 answer += last.text
-                screen.show(last.text)
+                screen.show(last.text.translate(HARMLESS))
         finally:
             if answer:
                 self.messages = [*asked, {"role": "assistant", "content": answer}]

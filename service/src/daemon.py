@@ -1,10 +1,7 @@
 """The daemon from its socket to its end: it answers at once, and serves once the model is loaded."""
 
-import asyncio
-import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
 
 import anyio
 import structlog
@@ -20,6 +17,7 @@ from pykv.service.protocol.engine_pb2 import DESCRIPTOR
 from pykv.service.servable import DescribedService
 from pykv.service.served import ModelDescription, ServedModel
 from pykv.service.shutdown import Shutdown
+from pykv.service.threads import run_in_daemon_thread
 from pykv.service.transport import CallServer, TransportLimits
 
 __all__ = ["LOAD_THREAD", "Daemon", "Loader"]
@@ -28,8 +26,6 @@ Loader = Callable[[ServeOptions, Callable[[str], None]], ServedModel]
 """Loads the model that the options name, telling its progress; runs in a thread."""
 
 LOAD_THREAD = "pykv-load"
-
-Result = TypeVar("Result")
 
 log = structlog.get_logger("pykv.service")
 
@@ -109,7 +105,7 @@ class Daemon:
                 tasks.cancel_scope.cancel()
 
             tasks.start_soon(end_early)
-            served = await _in_thread(lambda: self._load(self._options, _log_progress))
+            served = await run_in_daemon_thread(lambda: self._load(self._options, _log_progress), LOAD_THREAD)
             tasks.cancel_scope.cancel()
         return served
 
@@ -126,9 +122,9 @@ class Daemon:
             max_model_len=description.max_model_len,
             requests_of_full_length=description.num_full_requests,
         )
-        print(f"pykv-serve ready on {self._address}", flush=True)
         if self._options.ready_path is not None:
             _write_whole(self._options.ready_path, f"{self._address}\n")
+        print(f"pykv-serve ready on {self._address}", flush=True)
         self._ready.set()
 
     def _services(self) -> list[IServable]:
@@ -155,27 +151,3 @@ def _write_whole(path: Path, text: str) -> None:
     part = path.with_name(f"{path.name}.part")
     part.write_text(text)
     part.replace(path)
-
-
-async def _in_thread(function: Callable[[], Result]) -> Result:
-    """Runs `function` in a thread that does not keep the process alive."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[Result] = loop.create_future()
-
-    def settle(result: Result | None, error: BaseException | None) -> None:
-        if future.cancelled():
-            return
-        if error is not None:
-            future.set_exception(error)
-        else:
-            future.set_result(result)  # type: ignore[arg-type]
-
-    def run() -> None:
-        try:
-            outcome = (function(), None)
-        except BaseException as error:
-            outcome = (None, error)  # type: ignore[assignment]
-        loop.call_soon_threadsafe(settle, *outcome)
-
-    threading.Thread(target=run, name=LOAD_THREAD, daemon=True).start()
-    return await future

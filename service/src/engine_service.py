@@ -10,12 +10,13 @@ import structlog
 from grpclib.server import Stream
 
 from pykv.engine.outputs import OutputDelta, Usage
+from pykv.engine.stats import EngineStats
 from pykv.errors import PykvError
-from pykv.service.errors import ModelLoadingError
+from pykv.service.errors import EngineStalledError, ModelLoadingError
 from pykv.service.messages import params_of, responses_of, stats_message
 from pykv.service.protocol import engine_pb2 as pb
 from pykv.service.requests import check_salt, messages_of, prompt_of, receive, request_id_of
-from pykv.service.served import ModelDescription, ServedModel
+from pykv.service.served import ModelDescription, ServedModel, TokenEngine
 
 __all__ = ["EngineService"]
 
@@ -79,12 +80,15 @@ class EngineService:
     async def GetStats(self, stream: Stream[pb.GetStatsRequest, pb.GetStatsResponse]) -> None:  # noqa: N802
         """Counts, taken in a thread: the engine's lock may be held by a step that hangs."""
         await receive(stream)
-        engine = self._model().engine
-        with anyio.fail_after(STATS_SECONDS):
-            stats = await anyio.to_thread.run_sync(
+        stats = await self._stats(self._model().engine)
+        await stream.send_message(stats_message(stats))
+
+    async def _stats(self, engine: TokenEngine) -> EngineStats:
+        with anyio.move_on_after(STATS_SECONDS):
+            return await anyio.to_thread.run_sync(
                 engine.stats, abandon_on_cancel=True, limiter=self._stats_threads
             )
-        await stream.send_message(stats_message(stats))
+        raise EngineStalledError(f"the engine did not give its counts within {STATS_SECONDS:g} s")
 
     def _model(self) -> ServedModel:
         if self._served is None:

@@ -1,6 +1,6 @@
-"""What the engine says, and what its messages say: each translated into the other."""
+"""Between the engine and the messages of the protocol, on the side of the daemon."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import fields
 
 from pykv.engine.outputs import OutputDelta, TokenLogprobs, Usage
@@ -8,13 +8,7 @@ from pykv.engine.stats import EngineStats
 from pykv.sampling import SamplingParams
 from pykv.service.protocol import engine_pb2 as pb
 
-__all__ = [
-    "deltas_of",
-    "params_of",
-    "responses_of",
-    "sampling_message",
-    "stats_message",
-]
+__all__ = ["FINISH_REASONS", "params_of", "responses_of", "stats_message"]
 
 
 FINISH_REASONS = {
@@ -23,7 +17,6 @@ FINISH_REASONS = {
     "abort": pb.FINISH_REASON_ABORT,
     "error": pb.FINISH_REASON_ERROR,
 }
-FINISH_WORDS = {value: word for word, value in FINISH_REASONS.items()}
 ERROR_CHARACTERS = 300
 PROMPT_LOGPROBS_A_MESSAGE = 1024
 
@@ -45,12 +38,6 @@ def params_of(message: pb.SamplingParams) -> SamplingParams:
     return SamplingParams.from_mapping(options)
 
 
-def sampling_message(params: SamplingParams) -> pb.SamplingParams:
-    """The message that asks for `params`."""
-    values = {entry.name: getattr(params, entry.name) for entry in fields(params)}
-    return pb.SamplingParams(**values)
-
-
 def responses_of(delta: OutputDelta, request_id: str) -> Iterator[pb.GenerateResponse]:
     """The messages that carry one delta: one, after some where a long prompt has log probabilities."""
     of_prompt = delta.prompt_logprobs or ()
@@ -64,24 +51,6 @@ def responses_of(delta: OutputDelta, request_id: str) -> Iterator[pb.GenerateRes
     yield response
 
 
-def _logprobs_message(logprobs: TokenLogprobs | None) -> pb.TokenLogprobs:
-    """The log probabilities of one place; None becomes rank 0."""
-    if logprobs is None:
-        return pb.TokenLogprobs()
-    return pb.TokenLogprobs(
-        token_id=logprobs.token_id,
-        logprob=logprobs.logprob,
-        rank=logprobs.rank,
-        top_token_ids=logprobs.top_token_ids,
-        top_logprobs=logprobs.top_logprobs,
-    )
-
-
-def _usage_message(usage: Usage) -> pb.Usage:
-    """What a request took."""
-    return pb.Usage(**{entry.name: getattr(usage, entry.name) for entry in fields(usage)})
-
-
 def stats_message(stats: EngineStats) -> pb.GetStatsResponse:
     """The engine's counts."""
     counts = {entry.name: getattr(stats, entry.name) for entry in fields(stats)}
@@ -89,57 +58,6 @@ def stats_message(stats: EngineStats) -> pb.GetStatsResponse:
     return pb.GetStatsResponse(
         **counts, **{f"num_finished_{word}": by_reason.get(word, 0) for word in FINISH_REASONS}
     )
-
-
-def deltas_of(
-    response: pb.GenerateResponse, request_id: str, prompt_logprobs: Sequence[pb.TokenLogprobs]
-) -> list[OutputDelta]:
-    """A message's deltas; `prompt_logprobs`, if any, comes with the first, the usage with the last."""
-    of_prompt = tuple(map(_logprobs_of, prompt_logprobs)) or None
-    usage = _usage_of(response.usage) if response.HasField("usage") else None
-    last = len(response.deltas) - 1
-    return [
-        _delta_of(message, request_id, None if place else of_prompt, usage if place == last else None)
-        for place, message in enumerate(response.deltas)
-    ]
-
-
-def _delta_of(
-    message: pb.Delta,
-    request_id: str,
-    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None,
-    usage: Usage | None,
-) -> OutputDelta:
-    stop = message.WhichOneof("stop_reason")
-    logprobs = tuple(entry for entry in map(_logprobs_of, message.logprobs) if entry is not None)
-    return OutputDelta(
-        request_id=request_id,
-        index=message.index,
-        token_ids=tuple(message.token_ids),
-        text=message.text,
-        logprobs=logprobs or None,
-        prompt_logprobs=prompt_logprobs,
-        finish_reason=FINISH_WORDS.get(message.finish_reason),
-        stop_reason=None if stop is None else getattr(message, stop),
-        usage=usage,
-        error=message.error or None,
-    )
-
-
-def _logprobs_of(message: pb.TokenLogprobs) -> TokenLogprobs | None:
-    if not message.rank:
-        return None
-    return TokenLogprobs(
-        message.token_id,
-        message.logprob,
-        message.rank,
-        tuple(message.top_token_ids),
-        tuple(message.top_logprobs),
-    )
-
-
-def _usage_of(message: pb.Usage) -> Usage:
-    return Usage(**{entry.name: getattr(message, entry.name) for entry in fields(Usage)})
 
 
 def _delta_message(delta: OutputDelta) -> pb.Delta:
@@ -164,3 +82,21 @@ def _add_end(message: pb.Delta, last: OutputDelta) -> None:
 def _sendable(text: str) -> str:
     """The text, with what no UTF-8 can carry replaced."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
+
+
+def _logprobs_message(logprobs: TokenLogprobs | None) -> pb.TokenLogprobs:
+    """The log probabilities of one place; None becomes rank 0."""
+    if logprobs is None:
+        return pb.TokenLogprobs()
+    return pb.TokenLogprobs(
+        token_id=logprobs.token_id,
+        logprob=logprobs.logprob,
+        rank=logprobs.rank,
+        top_token_ids=logprobs.top_token_ids,
+        top_logprobs=logprobs.top_logprobs,
+    )
+
+
+def _usage_message(usage: Usage) -> pb.Usage:
+    """What a request took."""
+    return pb.Usage(**{entry.name: getattr(usage, entry.name) for entry in fields(usage)})

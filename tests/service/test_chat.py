@@ -7,6 +7,7 @@ import pytest
 
 from pykv.cli.chat import Conversation
 from pykv.cli.main import main
+from pykv.engine.outputs import OutputDelta, Usage
 from pykv.errors import InvalidRequestError
 from pykv.sampling import SamplingParams
 
@@ -37,6 +38,16 @@ async def test_a_conversation_keeps_what_was_said(client):
     ]
     conversation.restart()
     assert [message["role"] for message in conversation.messages] == ["system"]
+
+
+@pytest.mark.asyncio
+async def test_an_answer_does_not_command_the_terminal(client, engine):
+    usage = Usage(1, 0, 1, 0, 0)
+    text = "red \x1b[31m\x9b31m\r\tend\n"
+    engine.scripts["colour"] = [OutputDelta("x", 0, (1,), text, finish_reason="stop", usage=usage)]
+    screen = Shown()
+    await Conversation(client, SamplingParams(), "").ask("colour", screen)
+    assert screen.text == "red [31m31m\tend\n"
 
 
 @pytest.mark.asyncio

@@ -14,7 +14,8 @@ from grpclib.reflection.v1.reflection_pb2 import ServerReflectionRequest
 from pykv.engine.stats import EngineStats
 from pykv.sampling import SamplingParams
 from pykv.service.client.channel import PatientChannel
-from pykv.service.messages import params_of, sampling_message, stats_message
+from pykv.service.client.messages import sampling_message
+from pykv.service.messages import params_of, stats_message
 from pykv.service.protocol import engine_pb2 as pb
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -1,0 +1,70 @@
+"""Between the messages of the protocol and the objects of pykv, on the side of the client."""
+
+from collections.abc import Sequence
+from dataclasses import fields
+
+from pykv.engine.outputs import OutputDelta, TokenLogprobs, Usage
+from pykv.sampling import SamplingParams
+from pykv.service.messages import FINISH_REASONS
+from pykv.service.protocol import engine_pb2 as pb
+
+__all__ = ["deltas_of", "sampling_message"]
+
+FINISH_WORDS = {value: word for word, value in FINISH_REASONS.items()}
+
+
+def sampling_message(params: SamplingParams) -> pb.SamplingParams:
+    """The message that asks for `params`."""
+    values = {entry.name: getattr(params, entry.name) for entry in fields(params)}
+    return pb.SamplingParams(**values)
+
+
+def deltas_of(
+    response: pb.GenerateResponse, request_id: str, prompt_logprobs: Sequence[pb.TokenLogprobs]
+) -> list[OutputDelta]:
+    """A message's deltas; `prompt_logprobs`, if any, comes with the first, the usage with the last."""
+    of_prompt = tuple(map(_logprobs_of, prompt_logprobs)) or None
+    usage = _usage_of(response.usage) if response.HasField("usage") else None
+    last = len(response.deltas) - 1
+    return [
+        _delta_of(message, request_id, None if place else of_prompt, usage if place == last else None)
+        for place, message in enumerate(response.deltas)
+    ]
+
+
+def _delta_of(
+    message: pb.Delta,
+    request_id: str,
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None,
+    usage: Usage | None,
+) -> OutputDelta:
+    stop = message.WhichOneof("stop_reason")
+    logprobs = tuple(entry for entry in map(_logprobs_of, message.logprobs) if entry is not None)
+    return OutputDelta(
+        request_id=request_id,
+        index=message.index,
+        token_ids=tuple(message.token_ids),
+        text=message.text,
+        logprobs=logprobs or None,
+        prompt_logprobs=prompt_logprobs,
+        finish_reason=FINISH_WORDS.get(message.finish_reason),
+        stop_reason=None if stop is None else getattr(message, stop),
+        usage=usage,
+        error=message.error or None,
+    )
+
+
+def _logprobs_of(message: pb.TokenLogprobs) -> TokenLogprobs | None:
+    if not message.rank:
+        return None
+    return TokenLogprobs(
+        message.token_id,
+        message.logprob,
+        message.rank,
+        tuple(message.top_token_ids),
+        tuple(message.top_logprobs),
+    )
+
+
+def _usage_of(message: pb.Usage) -> Usage:
+    return Usage(**{entry.name: getattr(message, entry.name) for entry in fields(Usage)})

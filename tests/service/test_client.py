@@ -1,0 +1,56 @@
+"""The client: its addresses, what it needs, and what it raises."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pykv.client import Client, ServiceError
+from pykv.errors import ConfigError, InvalidRequestError
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.parametrize(
+    "address", ["", "host", "host:", ":1", "host:port", "host:65536", "host:-1", "host:²"]
+)
+def test_an_address_that_is_none_is_refused(address):
+    with pytest.raises(ConfigError, match="HOST:PORT"):
+        Client(address)
+
+
+def test_an_address_may_be_of_ipv6():
+    client = Client("[::1]:50051")
+    assert (client._host, client._port) == ("::1", 50051)
+
+
+def test_the_client_needs_none_of_the_daemons_dependencies():
+    heavy = ("torch", "transformers", "structlog", "uvloop")
+    check = f"import sys, pykv.client; print([name for name in {heavy} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", check], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+@pytest.mark.asyncio
+async def test_without_a_server_calls_say_so():
+    async with Client("127.0.0.1:1") as client:
+        for call in (client.health(), client.get_model(), anext(client.generate("a"))):
+            with pytest.raises(ServiceError, match=r"no server answers at 127\.0\.0\.1:1") as failure:
+                await call
+            assert failure.value.status == "UNAVAILABLE"
+
+
+@pytest.mark.asyncio
+async def test_a_prompt_that_is_no_list_of_integers_is_refused_at_once():
+    async with Client() as client:
+        for prompt in (["a"], [1.5], [2**70], [None]):
+            with pytest.raises(InvalidRequestError, match="prompt"):
+                client.generate(prompt)
+
+
+@pytest.mark.asyncio
+async def test_a_closed_client_connects_again_when_it_is_used(client):
+    await client.health()
+    await client.aclose()
+    assert await client.health() == "SERVING"
