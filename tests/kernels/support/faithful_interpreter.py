@@ -87,7 +87,9 @@ class FaithfulBuilder(interpreter.InterpreterBuilder):
         if kind not in _AS_BITS or operation in _BITWISE:
             return super().binary_op(left, right, operation)
         values = operation(_wide(left), _wide(right))
-        return interpreter.TensorHandle(values, tl.int1) if values.dtype == np.bool_ else _narrow(values, kind)
+        return (
+            interpreter.TensorHandle(values, tl.int1) if values.dtype == np.bool_ else _narrow(values, kind)
+        )
 
     def unary_op(self, operand: Any, operation: Callable[..., Any]) -> interpreter.TensorHandle:
         kind = operand.dtype.scalar
