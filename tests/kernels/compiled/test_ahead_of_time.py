@@ -65,13 +65,13 @@ def test_a_decode_keeps_two_tiles_in_flight(block_size: int) -> None:
 
 def test_8_bit_caches_that_cannot_be_read_in_words_are_refused() -> None:
     setting = dataclasses.replace(LLAMA, cache=torch.int8, head_dim_k=90, head_dim_v=90)
-    with pytest.raises(ValueError, match="head size 90.*multiples of 4"):
+    with pytest.raises(ValueError, match=r"head size 90.*multiples of 4"):
         compile_attention("sm_90", setting, num_tokens=8)
 
 
 def test_head_sizes_that_do_not_fit_are_refused_with_numbers() -> None:
     setting = dataclasses.replace(LLAMA, head_dim_k=4096, head_dim_v=4096)
-    with pytest.raises(ValueError, match="head size 4096.*bytes of shared memory; gfx942 has 65536"):
+    with pytest.raises(ValueError, match=r"head size 4096.*bytes of shared memory; gfx942 has 65536"):
         compile_attention("gfx942", setting, num_tokens=8)
 
 
