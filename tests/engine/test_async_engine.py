@@ -82,6 +82,16 @@ async def test_many_streams_get_each_its_own_tokens(make_toy_engine):
         assert is_idle(engine)
 
 
+@pytest.mark.parametrize("num_blocks", [9, 10, 12, 400])
+async def test_a_preempted_stream_says_everything_once(make_scripted_engine, num_blocks):
+    text = "삼겹살\U0001f642 and \U0001f468" * 3
+    engine = make_scripted_engine(text, num_blocks=num_blocks, admission="watermark", watermark=0.0)
+    async with serving(engine) as served:
+        texts = await asyncio.gather(*(text_of(served.generate([index, 10], GREEDY)) for index in range(6)))
+        assert texts == [text] * 6
+        assert (served.stats().preemptions > 0) == (num_blocks < 400)
+
+
 async def test_all_samples_are_streamed_to_their_ends(make_toy_engine):
     params = SamplingParams(n=4, seed=7, temperature=2.0, max_tokens=30, logit_bias={258: 5.0})
     expected = make_toy_engine().generate([[1, 2, 3]], params)[0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from pykv.engine.request import Sequence
 from pykv.sampling import SamplingParams
 
 GREEDY = SamplingParams(temperature=0)
@@ -56,13 +57,16 @@ def test_twins_of_a_failing_writer_run(make_scripted_engine):
     engine.steps.check()
 
 
-def test_text_is_not_said_twice_when_a_sample_is_void(make_scripted_engine):
+def test_text_is_not_said_twice_when_a_sample_is_void(make_scripted_engine, monkeypatch):
+    taken_back, retract = [], Sequence.retract
+    monkeypatch.setattr(Sequence, "retract", lambda self: taken_back.append(self) or retract(self))
     engine = make_scripted_engine("b\U0001f642c", block_size=4)
     engine.runner.raising = {POISON}
     shared = [65] * 8
     params = SamplingParams(temperature=0, stop="never", frequency_penalty=0.1)
     outputs = engine.generate([[*shared, POISON, 10], [*shared, 10]], params)
     assert outcomes(outputs) == [("", "error"), ("b\U0001f642c", "stop")]
+    assert len(taken_back) == 1
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
