@@ -168,10 +168,13 @@ impl Claims {
     /// See [`UnitRun`]; all threads of the run share these claims.
     unsafe fn work(&self, run: &UnitRun, scratch: &mut Scratch) {
         let plan = run.plan;
-        while let Some(unit) = plan.units.get(self.units.fetch_add(1, Ordering::Relaxed)) {
+        let claim = || plan.units.get(self.units.fetch_add(1, Ordering::Relaxed));
+        let mut next = claim();
+        while let Some(unit) = next {
+            next = claim();
             let _done = CountOnDrop(&self.done);
             // SAFETY: this thread alone has this unit.
-            unsafe { run.compute(unit, scratch) };
+            unsafe { run.compute(unit, next, scratch) };
         }
         if plan.merges.is_empty() {
             return;
@@ -220,6 +223,7 @@ fn plan_shape(call: &AttentionCall, num_threads: usize) -> PlanShape {
         num_kv_heads: call.key_cache.num_kv_heads(),
         num_blocks: call.key_cache.num_blocks(),
         block_size: call.key_cache.block_size(),
+        token_bytes: call.key_cache.row_bytes() + call.value_cache.row_bytes(),
         window: call.options.window.unwrap_or(usize::MAX),
         num_threads,
         share_prefixes: call.share_prefixes,

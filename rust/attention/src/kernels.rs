@@ -2,12 +2,14 @@
 
 use std::sync::OnceLock;
 
+use crate::ahead::Ahead;
 use crate::element::{Brain, Byte, Element, Half, Single, Small};
 use crate::gather::Gather;
 use crate::product::Product;
 use crate::simd::portable::Portable;
 use crate::simd::{Arithmetic, Simd};
 use crate::softmax::Softmax;
+use crate::sum::Sum;
 use crate::view::Format;
 
 /// Which instructions the kernels may use. A set that the machine lacks falls back to the next best.
@@ -68,13 +70,15 @@ pub(crate) struct Kernels {
     /// Values in a 32-bit lane: 1 for singles, 2 for bf16.
     pub(crate) values: usize,
     /// See [`crate::gather::gather_keys`].
-    pub(crate) gather_keys: unsafe fn(&Gather),
+    pub(crate) gather_keys: unsafe fn(&Gather, &mut Ahead),
     /// See [`crate::gather::gather_values`].
-    pub(crate) gather_values: unsafe fn(&Gather),
+    pub(crate) gather_values: unsafe fn(&Gather, &mut Ahead),
     /// See [`crate::product::multiply`].
     pub(crate) multiply: unsafe fn(&Product),
     /// See [`crate::softmax::soften`].
-    pub(crate) soften: unsafe fn(&Softmax),
+    pub(crate) soften: unsafe fn(&Softmax, &mut Ahead),
+    /// See [`crate::sum::sum`].
+    pub(crate) sum: unsafe fn(&Sum, &mut Ahead),
 }
 
 impl Kernels {
@@ -105,17 +109,17 @@ macro_rules! compile {
             /// # Safety
             /// See [`crate::gather::gather_keys`]; the machine has the instructions.
             $(#[$features])*
-            unsafe fn gather_keys<E: Element>(job: &Gather) {
+            unsafe fn gather_keys<E: Element>(job: &Gather, ahead: &mut Ahead) {
                 // SAFETY: the same contract.
-                unsafe { crate::gather::gather_keys::<$arithmetic, E>($token, job) }
+                unsafe { crate::gather::gather_keys::<$arithmetic, E>($token, job, ahead) }
             }
 
             /// # Safety
             /// See [`crate::gather::gather_values`]; the machine has the instructions.
             $(#[$features])*
-            unsafe fn gather_values<E: Element>(job: &Gather) {
+            unsafe fn gather_values<E: Element>(job: &Gather, ahead: &mut Ahead) {
                 // SAFETY: the same contract.
-                unsafe { crate::gather::gather_values::<$arithmetic, E>($token, job) }
+                unsafe { crate::gather::gather_values::<$arithmetic, E>($token, job, ahead) }
             }
 
             /// # Safety
@@ -129,9 +133,17 @@ macro_rules! compile {
             /// # Safety
             /// See [`crate::softmax::soften`]; the machine has the instructions.
             $(#[$features])*
-            unsafe fn soften(job: &Softmax) {
+            unsafe fn soften(job: &Softmax, ahead: &mut Ahead) {
                 // SAFETY: the same contract.
-                unsafe { crate::softmax::soften::<$arithmetic>($token, job) }
+                unsafe { crate::softmax::soften::<$arithmetic>($token, job, ahead) }
+            }
+
+            /// # Safety
+            /// See [`crate::sum::sum`]; the machine has the instructions.
+            $(#[$features])*
+            unsafe fn sum<E: Element>(job: &Sum, ahead: &mut Ahead) {
+                // SAFETY: the same contract.
+                unsafe { crate::sum::sum::<$arithmetic, E>($token, job, ahead) }
             }
 
             fn kernels<E: Element>() -> Kernels {
@@ -142,6 +154,7 @@ macro_rules! compile {
                     gather_values: gather_values::<E>,
                     multiply,
                     soften,
+                    sum: sum::<E>,
                 }
             }
 
@@ -157,7 +170,7 @@ macro_rules! compile {
 }
 
 compile!(
-    of_portable, portable, Portable, Portable,
+    of_portable, portable, Portable, Portable::assume(),
     [F32 => Single, Bf16 => Brain, F16 => Half, Int8 => Byte, Fp8 => Small],
 );
 

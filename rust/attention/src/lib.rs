@@ -19,6 +19,7 @@
 //! which every query head of the KV head then reads from the nearest cache. A slot that the sequence does not own is
 //! never loaded.
 
+mod ahead;
 mod attend;
 mod buffer;
 mod copy;
@@ -31,8 +32,10 @@ mod plan;
 mod pool;
 mod product;
 mod quantize;
+mod read;
 mod simd;
 mod softmax;
+mod sum;
 mod view;
 mod write;
 

@@ -5,13 +5,16 @@ mod validate;
 
 use std::ops::Range;
 
-use crate::{Error, SEGMENT, StepView};
+use crate::{Error, SEGMENT, SPAN, StepView};
 
 /// The most rows (query tokens times query heads of a KV head) that a unit takes, unless one token has more.
 const UNIT_ROWS: usize = 128;
 
 /// How many units each thread should find, so that all end at about the same time.
-const UNITS_PER_THREAD: usize = 16;
+const UNITS_PER_THREAD: usize = 8;
+
+/// The most bytes of a span that a unit asks for ahead of time: they wait in the second-level cache.
+const SPAN_BYTES: usize = 1 << 18;
 
 /// The cost below which one more thread is not worth its waking.
 const THREAD_COST: usize = 1 << 16;
@@ -24,6 +27,8 @@ pub(crate) struct PlanShape {
     pub(crate) num_kv_heads: usize,
     pub(crate) num_blocks: usize,
     pub(crate) block_size: usize,
+    /// Bytes of a token's key and value of one head.
+    pub(crate) token_bytes: usize,
     /// Tokens that a query sees, itself included.
     pub(crate) window: usize,
     pub(crate) num_threads: usize,
@@ -40,6 +45,11 @@ impl PlanShape {
     /// The first position that a query at `position` sees.
     pub(crate) fn first_seen(&self, position: usize) -> usize {
         (position + 1).saturating_sub(self.window)
+    }
+
+    /// How many KV heads a unit of this many tokens takes at most.
+    fn heads_per_unit(&self, num_tokens: usize) -> usize {
+        if num_tokens > 1 { 1 } else { (SPAN_BYTES / SPAN / self.token_bytes).clamp(1, self.num_kv_heads) }
     }
 
     fn tokens_per_unit(&self) -> usize {
@@ -71,13 +81,14 @@ pub(crate) struct Table {
     pub(crate) first_block: usize,
 }
 
-/// What a thread does at a stretch: a few tokens of one KV head over a range of segments.
+/// What a thread does at a stretch: a few tokens and KV heads over a range of segments.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Unit {
     /// Places in the plan's list of tokens; their positions rise, or all see the whole range.
     pub(crate) tokens: Range<usize>,
     pub(crate) table: Table,
-    pub(crate) kv_head: usize,
+    /// One KV head, or several where a single token reads them: their memory lies side by side.
+    pub(crate) kv_heads: Range<usize>,
     pub(crate) segments: Range<usize>,
     /// The positions that any of the tokens sees.
     pub(crate) seen: Range<usize>,
@@ -115,8 +126,11 @@ impl Plan {
         self.read_rows(step, shape)?;
         let cost = self.cost(shape);
         self.num_threads = shape.num_threads.min(1 + cost / THREAD_COST);
-        let unit_cost =
-            if self.num_threads == 1 { usize::MAX } else { cost / (self.num_threads * UNITS_PER_THREAD) };
+        let unit_cost = if self.num_threads == 1 {
+            usize::MAX / SPAN_BYTES
+        } else {
+            (cost / (self.num_threads * UNITS_PER_THREAD)).max(1)
+        };
         if shape.share_prefixes {
             self.add_shared(shape, unit_cost);
         }
@@ -156,7 +170,6 @@ impl Plan {
             let position = row.length - row.num_tokens;
             let seen = shape.first_seen(position + start)..position + end;
             let segments = seen.start / SEGMENT..seen.end.div_ceil(SEGMENT);
-            let ranges = split(segments.clone(), cost(seen.len(), (end - start) * shape.group()), unit_cost);
             for offset in start..end {
                 let first_seen = shape.first_seen(position + offset);
                 self.tokens.push(Token {
@@ -167,11 +180,11 @@ impl Plan {
                     num_partials: 0,
                 });
             }
-            if ranges > 1 {
-                self.keep_partials(first..first + (end - start));
+            let tokens = first..self.tokens.len();
+            let unit = Unit { tokens: tokens.clone(), table: row.table, kv_heads: 0..0, segments, seen };
+            if self.add_units(&unit, shape, unit_cost) > 1 {
+                self.keep_partials(tokens);
             }
-            let tokens = first..first + (end - start);
-            self.add_units(&Unit { tokens, table: row.table, kv_head: 0, segments, seen }, ranges, shape);
             end = start;
         }
     }
@@ -187,25 +200,30 @@ impl Plan {
         }
     }
 
-    /// Adds a unit for each of `num_ranges` parts of the segments and each KV head.
-    fn add_units(&mut self, whole: &Unit, num_ranges: usize, shape: &PlanShape) {
-        let mut start = whole.segments.start;
-        for range in 0..num_ranges {
-            let end = start + (whole.segments.end - start).div_ceil(num_ranges - range);
-            for kv_head in 0..shape.num_kv_heads {
-                self.units.push(Unit { kv_head, segments: start..end, ..whole.clone() });
+    /// Adds units for all KV heads, in parts of about `unit_cost`, and returns into how many ranges the segments
+    /// were cut.
+    fn add_units(&mut self, whole: &Unit, shape: &PlanShape, unit_cost: usize) -> usize {
+        let num_tokens = whole.tokens.len();
+        let head_cost = cost(whole.seen.len(), num_tokens * shape.group());
+        let most_heads = shape.heads_per_unit(num_tokens);
+        let num_ranges = (most_heads * head_cost).div_ceil(unit_cost).clamp(1, whole.segments.len());
+        let num_heads = (unit_cost * num_ranges / head_cost).clamp(1, most_heads);
+        for segments in parts(whole.segments.clone(), num_ranges) {
+            for kv_heads in parts(0..shape.num_kv_heads, shape.num_kv_heads.div_ceil(num_heads)) {
+                self.units.push(Unit { kv_heads, segments: segments.clone(), ..whole.clone() });
             }
-            start = end;
         }
+        num_ranges
     }
+}
+
+/// Cuts a range into `count` parts that differ by at most one.
+fn parts(range: Range<usize>, count: usize) -> impl Iterator<Item = Range<usize>> {
+    let place = move |part: usize| range.start + range.len() * part / count;
+    (0..count).map(move |part| place(part)..place(part + 1))
 }
 
 /// What a unit costs, in arbitrary units: each position is read, and each row computes with it.
 fn cost(num_positions: usize, num_rows: usize) -> usize {
     num_positions * (24 + num_rows)
-}
-
-/// Into how many parts segments of this cost are cut.
-fn split(segments: Range<usize>, cost: usize, unit_cost: usize) -> usize {
-    cost.div_ceil(unit_cost.max(1)).clamp(1, segments.len())
 }

@@ -58,6 +58,8 @@ pub(crate) trait Simd: Copy {
 pub(crate) trait Arithmetic: Simd {
     /// Values in a lane: one single, or two neighbours in bf16.
     const VALUES: usize;
+    /// `VALUES` vectors.
+    type Chunk: Copy + AsRef<[Self::Floats]>;
 
     /// `sum + lanes · broadcast`, lane by lane.
     fn accumulate(self, sum: Self::Floats, lanes: Self::Floats, broadcast: Self::Floats) -> Self::Floats;
@@ -74,12 +76,11 @@ pub(crate) trait Arithmetic: Simd {
     /// `LANES` words can be written at `to + i * stride` for each i below `LANES`; `rows` may be called below `LANES`.
     unsafe fn store_transposed(self, rows: impl Fn(usize) -> Self::Floats, to: *mut f32, stride: usize);
 
-    /// Writes one step of values: lane i holds value `first + i` of each of the `VALUES` rows, for
-    /// `LANES * VALUES` lanes.
+    /// One step of values: lane i holds value `first + i` of each of `VALUES` rows, for `LANES * VALUES` lanes.
     ///
     /// # Safety
-    /// `VALUES` row pointers can be read at `rows`, each as `load_values` asks; `LANES * VALUES` words can be written.
-    unsafe fn store_step<E: Element>(self, rows: *const *const u8, first: usize, count: usize, to: *mut f32);
+    /// `VALUES` row pointers can be read at `rows`, each as `load_values` asks.
+    unsafe fn load_step<E: Element>(self, rows: *const *const u8, first: usize, count: usize) -> Self::Chunk;
 
     /// Writes the weights of `LANES` positions as packed values, the first at position `first` of `to`, and
     /// returns them as they were rounded.

@@ -130,12 +130,19 @@ impl CpuAttention {
         // SAFETY: as above; the views have the tensors' shapes and strides, and the pairs' targets are apart.
         run(py, || unsafe { self.attention.copy_blocks(&caches, pairs, num_threads) })
     }
+
+    /// Reads `num_words` words of 8 bytes and returns their combination by exclusive or.
+    fn read(&self, py: Python<'_>, address: usize, num_words: usize, num_threads: usize) -> PyResult<u64> {
+        // SAFETY: Python's side took address and length from a tensor that it holds until this returns.
+        let words: &[u64] = unsafe { slice((address, num_words)) };
+        run(py, || self.attention.read(words, num_threads))
+    }
 }
 
 /// Runs a kernel with the interpreter detached.
-fn run(py: Python<'_>, work: impl FnOnce() -> Result<(), Error> + Send) -> PyResult<()> {
+fn run<T: Send>(py: Python<'_>, work: impl FnOnce() -> Result<T, Error> + Send) -> PyResult<T> {
     match py.detach(|| catch_unwind(AssertUnwindSafe(work))) {
-        Ok(Ok(())) => Ok(()),
+        Ok(Ok(result)) => Ok(result),
         Ok(Err(Error::Poisoned)) => Err(PoisonedError::new_err(Error::Poisoned.to_string())),
         Ok(Err(error)) => Err(PyValueError::new_err(error.to_string())),
         Err(_) => Err(PoisonedError::new_err("the CPU attention panicked")),

@@ -5,21 +5,36 @@ use std::ops::Range;
 use super::scratch::{Scratch, SpanRows};
 use super::span;
 use super::unit::UnitRun;
+use crate::ahead::Ahead;
 use crate::gather::Gather;
 use crate::plan::Unit;
 use crate::product::Product;
 use crate::softmax::Softmax;
+use crate::sum::{MOST_ROWS, Sum};
 use crate::view::Scales;
 use crate::{SEGMENT, SPAN};
 
+/// One KV head of one span of a unit.
+struct Place<'a> {
+    unit: &'a Unit,
+    /// The span's first position.
+    start: usize,
+    kv_head: usize,
+    /// The first of the unit's rows of this head.
+    first_row: usize,
+}
+
 /// Tokens in a row of which each sees the same positions of a span.
 struct Run {
-    tokens: Range<usize>,
+    /// Their rows in the scratch.
+    first_row: usize,
+    num_rows: usize,
+    /// What they see, relative to the span.
     seen: Range<usize>,
 }
 
 impl UnitRun<'_> {
-    /// Reduces one segment into the scratch's segment results. `rows` are those of the unit's next span.
+    /// Reduces one segment into the scratch's segment results. `rows` are for its own use.
     ///
     /// # Safety
     /// The call's views are valid.
@@ -27,72 +42,74 @@ impl UnitRun<'_> {
         &self,
         unit: &Unit,
         segment: usize,
+        next: Option<&Unit>,
         scratch: &mut Scratch,
         rows: &mut SpanRows,
     ) {
         let end = ((segment + 1) * SEGMENT).min(unit.seen.end);
         let mut start = (segment * SEGMENT).max(unit.seen.start / SPAN * SPAN);
         while start < end {
-            let mut next_rows = SpanRows::none(scratch.zero_row());
-            if start + SPAN < unit.seen.end.min(unit.segments.end * SEGMENT) {
-                self.find_rows(unit, start + SPAN, &mut next_rows);
+            self.look_ahead(unit, start + SPAN, next, &mut scratch.ahead);
+            let heads = unit.kv_heads.len();
+            for (index, kv_head) in unit.kv_heads.clone().enumerate() {
+                scratch.ahead.begin(index, heads);
+                let first_row = index * unit.tokens.len() * self.shape.group();
+                // SAFETY: the same contract.
+                unsafe { self.reduce_span(&Place { unit, start, kv_head, first_row }, scratch, rows) };
             }
-            // SAFETY: the same contract; the rows are those of this span.
-            unsafe { self.reduce_span(unit, start, scratch, rows, &next_rows) };
-            *rows = next_rows;
             start += SPAN;
         }
     }
 
-    /// Finds the rows of the unit's first span.
-    pub(super) fn find_first_rows(&self, unit: &Unit, rows: &mut SpanRows) {
-        let start = (unit.segments.start * SEGMENT).max(unit.seen.start / SPAN * SPAN);
-        self.find_rows(unit, start, rows);
-    }
-
-    fn find_rows(&self, unit: &Unit, start: usize, rows: &mut SpanRows) {
+    /// Lists the memory of the span at `start`, or of the first one of the next unit if this one has no more.
+    fn look_ahead(&self, unit: &Unit, start: usize, next: Option<&Unit>, ahead: &mut Ahead) {
+        ahead.clear();
         let caches = [&self.call.key_cache, &self.call.value_cache];
-        span::find_rows(unit, &self.plan.blocks, caches, start, rows);
+        if start < unit.seen.end.min(unit.segments.end * SEGMENT) {
+            span::look_ahead(unit, &self.plan.blocks, caches, start, ahead);
+        } else if let Some(next) = next {
+            let start = (next.segments.start * SEGMENT).max(next.seen.start / SPAN * SPAN);
+            span::look_ahead(next, &self.plan.blocks, caches, start, ahead);
+        }
     }
 
     /// # Safety
-    /// The call's views are valid, and `rows` those of the span.
-    unsafe fn reduce_span(
-        &self,
-        unit: &Unit,
-        start: usize,
-        scratch: &mut Scratch,
-        rows: &SpanRows,
-        next_rows: &SpanRows,
-    ) {
+    /// The call's views are valid.
+    unsafe fn reduce_span(&self, place: &Place, scratch: &mut Scratch, rows: &mut SpanRows) {
+        let caches = [&self.call.key_cache, &self.call.value_cache];
+        let zero_row = scratch.zero_row();
+        span::find_rows(place.unit, &self.plan.blocks, caches, place.start, place.kv_head, zero_row, rows);
         // SAFETY: the scratch memory has the sizes of the geometry, and the rows are readable.
         unsafe {
-            self.read_scales(unit, start, scratch);
-            (self.kernels.gather_keys)(&Gather {
+            self.read_scales(place, scratch);
+            let keys = Gather {
                 rows: &rows.keys,
-                next_rows: &next_rows.keys,
                 head_dim: self.geometry.head_dim_k,
                 to: scratch.keys.floats(),
                 stride: SPAN,
-            });
-            self.for_each_run(unit, start, |run| self.weigh(&run, scratch));
-            (self.kernels.gather_values)(&Gather {
+            };
+            (self.kernels.gather_keys)(&keys, &mut scratch.ahead);
+            self.for_each_run(place, |run| self.weigh(&run, scratch));
+            if self.sums_in_place(place.unit) {
+                return self.for_each_run(place, |run| self.sum_in_place(&run, rows, scratch));
+            }
+            let values = Gather {
                 rows: &rows.values,
-                next_rows: &next_rows.values,
                 head_dim: self.geometry.head_dim_v,
                 to: scratch.values.floats(),
                 stride: self.geometry.value_words,
-            });
-            let read = span::read_positions(unit, start);
-            let read = read.start - start..read.end - start;
-            self.for_each_run(unit, start, |run| self.sum(&run, &read, scratch));
+            };
+            (self.kernels.gather_values)(&values, &mut scratch.ahead);
+            let read = span::read_positions(place.unit, place.start);
+            let read = read.start - place.start..read.end - place.start;
+            self.for_each_run(place, |run| self.sum(&run, &read, scratch));
         }
     }
 
     /// Calls `visit` for each run of tokens that see some of the span.
-    fn for_each_run(&self, unit: &Unit, start: usize, mut visit: impl FnMut(Run)) {
-        let tokens = self.tokens(unit);
-        let seen = |index: usize| span::seen_positions(&tokens[index], start, self.shape);
+    fn for_each_run(&self, place: &Place, mut visit: impl FnMut(Run)) {
+        let (tokens, group) = (self.tokens(place.unit), self.shape.group());
+        let seen = |index: usize| span::seen_positions(&tokens[index], place.start, self.shape);
         let mut first = 0;
         while first < tokens.len() {
             let range = seen(first);
@@ -101,7 +118,8 @@ impl UnitRun<'_> {
                 end += 1;
             }
             if !range.is_empty() {
-                visit(Run { tokens: first..end, seen: range });
+                let first_row = place.first_row + first * group;
+                visit(Run { first_row, num_rows: (end - first) * group, seen: range });
             }
             first = end;
         }
@@ -109,11 +127,21 @@ impl UnitRun<'_> {
 
     /// # Safety
     /// The scales of the unit's blocks can be read.
-    unsafe fn read_scales(&self, unit: &Unit, start: usize, scratch: &mut Scratch) {
+    unsafe fn read_scales(&self, place: &Place, scratch: &mut Scratch) {
         if let Scales::Token(scales) = &self.call.scales {
             let to = [scratch.key_scales.as_floats(), scratch.value_scales.as_floats()];
             // SAFETY: by this function's contract.
-            unsafe { span::read_scales(unit, &self.plan.blocks, self.shape.block_size, start, scales, to) }
+            unsafe {
+                span::read_scales(
+                    place.unit,
+                    &self.plan.blocks,
+                    self.shape.block_size,
+                    place.start,
+                    place.kv_head,
+                    scales,
+                    to,
+                )
+            }
         }
     }
 
@@ -122,7 +150,7 @@ impl UnitRun<'_> {
     /// # Safety
     /// The keys are gathered.
     unsafe fn weigh(&self, run: &Run, scratch: &mut Scratch) {
-        let (row, num_rows) = self.rows_of(run);
+        let (row, num_rows) = (run.first_row, run.num_rows);
         let has_scales = matches!(self.call.scales, Scales::Token(_));
         let scale = match self.call.scales {
             Scales::Tensor { key, .. } => self.call.options.scale * key,
@@ -144,27 +172,25 @@ impl UnitRun<'_> {
                 num_steps: self.geometry.key_steps(&self.kernels),
                 num_columns: SPAN,
             });
-            (self.kernels.soften)(&Softmax {
-                scores,
-                weights: scratch.weights.words().add(row * self.geometry.weight_words),
-                weights_stride: self.geometry.weight_words,
-                maxima: scratch.segment.maxima.floats().add(row),
-                totals: scratch.segment.totals.floats().add(row),
-                factors: scratch.factors.floats().add(row),
-                num_rows,
-                first: run.seen.start,
-                end: run.seen.end,
-                scale,
-                softcap: self.call.options.softcap.unwrap_or(0.0),
-                key_scales: scales(scratch.key_scales.floats()),
-                value_scales: scales(scratch.value_scales.floats()),
-            });
+            (self.kernels.soften)(
+                &Softmax {
+                    scores,
+                    weights: scratch.weights.words().add(row * self.geometry.weight_words),
+                    weights_stride: self.geometry.weight_words,
+                    maxima: scratch.segment.maxima.floats().add(row),
+                    totals: scratch.segment.totals.floats().add(row),
+                    factors: scratch.factors.floats().add(row),
+                    num_rows,
+                    first: run.seen.start,
+                    end: run.seen.end,
+                    scale,
+                    softcap: self.call.options.softcap.unwrap_or(0.0),
+                    key_scales: scales(scratch.key_scales.floats()),
+                    value_scales: scales(scratch.value_scales.floats()),
+                },
+                &mut scratch.ahead,
+            );
         }
-    }
-
-    fn rows_of(&self, run: &Run) -> (usize, usize) {
-        let group = self.shape.group();
-        (run.tokens.start * group, run.tokens.len() * group)
     }
 
     /// Adds the weighted values of the span to a run's sums. Only the values that the run sees are multiplied.
@@ -199,6 +225,36 @@ impl UnitRun<'_> {
         }
     }
 
+    /// Whether the values are not worth a copy: they are read once, by one token.
+    fn sums_in_place(&self, unit: &Unit) -> bool {
+        unit.tokens.len() == 1 && self.shape.group() <= MOST_ROWS
+    }
+
+    /// Adds the weighted values of the span to the sums of a unit's only token, from where the values are.
+    ///
+    /// # Safety
+    /// The rows are readable, and the token's rows weighed.
+    unsafe fn sum_in_place(&self, run: &Run, rows: &SpanRows, scratch: &mut Scratch) {
+        let values = self.kernels.values;
+        // SAFETY: the scratch memory has these rows, and the sizes of the geometry.
+        unsafe {
+            (self.kernels.sum)(
+                &Sum {
+                    rows: &rows.values,
+                    head_dim: self.geometry.head_dim_v,
+                    weights: scratch.weights.words().add(run.first_row * self.geometry.weight_words),
+                    sums: scratch.segment.sums.floats().add(run.first_row * self.geometry.sums_words),
+                    sums_stride: self.geometry.sums_words,
+                    factors: scratch.factors.floats().add(run.first_row),
+                    num_rows: run.num_rows,
+                    first_step: run.seen.start / values,
+                    end_step: run.seen.end.div_ceil(values),
+                },
+                &mut scratch.ahead,
+            );
+        }
+    }
+
     /// Adds the one position that is seen of a lane of two.
     ///
     /// # Safety
@@ -228,7 +284,7 @@ impl UnitRun<'_> {
         factors: *const f32,
         scratch: &mut Scratch,
     ) {
-        let (row, num_rows) = self.rows_of(run);
+        let (row, num_rows) = (run.first_row, run.num_rows);
         // SAFETY: the scratch memory has these rows, and the sizes of the geometry.
         unsafe {
             (self.kernels.multiply)(&Product {

@@ -1,6 +1,7 @@
 //! The memory that a thread works in.
 
 use crate::SPAN;
+use crate::ahead::Ahead;
 use crate::buffer::Buffer;
 use crate::kernels::Kernels;
 use crate::merge::Part;
@@ -38,7 +39,7 @@ impl Geometry {
             query_words: lanes_k.next_multiple_of(16),
             key_lines: lanes_k.next_multiple_of(kernels.lanes),
             value_words: head_dim_v.next_multiple_of(kernels.lanes * kernels.values),
-            sums_words: head_dim_v.next_multiple_of(kernels.lanes),
+            sums_words: head_dim_v.next_multiple_of(kernels.lanes * kernels.values),
             weight_words: SPAN / kernels.values,
             row_bytes: head_dim_k.max(head_dim_v) * number_bytes,
         }
@@ -111,6 +112,8 @@ pub(super) struct Scratch {
     pub(super) scores: Buffer,
     pub(super) weights: Buffer,
     pub(super) factors: Buffer,
+    /// What the next span reads.
+    pub(super) ahead: Ahead,
     /// Factors that change nothing.
     pub(super) ones: Buffer,
     /// A line of values of which only one position is seen.

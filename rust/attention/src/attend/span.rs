@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use super::scratch::SpanRows;
 use crate::SPAN;
+use crate::ahead::Ahead;
 use crate::plan::{PlanShape, Token, Unit};
 use crate::view::{CacheView, ScalesView, Side};
 
@@ -39,19 +40,25 @@ pub(super) fn for_each_block(
     }
 }
 
-/// Finds the rows of the span at `start`; positions that the unit does not read stay as they are.
+/// Finds the rows of the span at `start`; positions that the unit does not read get `zero_row`.
 pub(super) fn find_rows(
     unit: &Unit,
     blocks: &[usize],
     caches: [&CacheView; 2],
     start: usize,
+    kv_head: usize,
+    zero_row: *const u8,
     rows: &mut SpanRows,
 ) {
     let positions = read_positions(unit, start);
+    if positions.len() < SPAN {
+        rows.keys.fill(zero_row);
+        rows.values.fill(zero_row);
+    }
     let [keys, values] = caches;
     for_each_block(unit, blocks, keys.block_size(), positions, |id, offset, positions| {
-        let mut key = keys.row(id, unit.kv_head, offset);
-        let mut value = values.row(id, unit.kv_head, offset);
+        let mut key = keys.row(id, kv_head, offset);
+        let mut value = values.row(id, kv_head, offset);
         for position in positions {
             rows.keys[position - start] = key;
             rows.values[position - start] = value;
@@ -59,6 +66,34 @@ pub(super) fn find_rows(
             value = value.wrapping_offset(values.strides[2]);
         }
     });
+}
+
+/// Lists the memory that the span at `start` reads of the caches.
+pub(super) fn look_ahead(
+    unit: &Unit,
+    blocks: &[usize],
+    caches: [&CacheView; 2],
+    start: usize,
+    ahead: &mut Ahead,
+) {
+    let block_size = caches[0].block_size();
+    for_each_block(unit, blocks, block_size, read_positions(unit, start), |id, offset, positions| {
+        for cache in caches {
+            for kv_head in unit.kv_heads.clone() {
+                add_rows(cache, id, kv_head, offset, positions.len(), ahead);
+            }
+        }
+    });
+}
+
+fn add_rows(cache: &CacheView, id: usize, kv_head: usize, offset: usize, count: usize, ahead: &mut Ahead) {
+    let row_bytes = cache.row_bytes();
+    if cache.strides[2] == row_bytes as isize {
+        return ahead.add(cache.row(id, kv_head, offset), count * row_bytes);
+    }
+    for step in 0..count {
+        ahead.add(cache.row(id, kv_head, offset + step), row_bytes);
+    }
 }
 
 /// Reads the scales of the span at `start`; positions that the unit does not read get 0.
@@ -70,6 +105,7 @@ pub(super) unsafe fn read_scales(
     blocks: &[usize],
     block_size: usize,
     start: usize,
+    kv_head: usize,
     scales: &ScalesView,
     to: [&mut [f32]; 2],
 ) {
@@ -80,8 +116,8 @@ pub(super) unsafe fn read_scales(
         for (step, position) in positions.enumerate() {
             // SAFETY: the block's id is checked, and the offset lies in the block.
             unsafe {
-                keys[position - start] = *scales.entry(id, Side::Key, unit.kv_head, offset + step);
-                values[position - start] = *scales.entry(id, Side::Value, unit.kv_head, offset + step);
+                keys[position - start] = *scales.entry(id, Side::Key, kv_head, offset + step);
+                values[position - start] = *scales.entry(id, Side::Value, kv_head, offset + step);
             }
         }
     });
@@ -93,7 +129,7 @@ mod tests {
     use crate::plan::Table;
 
     fn unit(seen: Range<usize>) -> Unit {
-        Unit { tokens: 0..1, table: Table { start: 0, first_block: 0 }, kv_head: 0, segments: 0..1, seen }
+        Unit { tokens: 0..1, table: Table { start: 0, first_block: 0 }, kv_heads: 0..1, segments: 0..1, seen }
     }
 
     #[test]

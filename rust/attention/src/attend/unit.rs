@@ -41,11 +41,12 @@ impl<'a> UnitRun<'a> {
         UnitRun { call, plan, shape, kernels, geometry, partials: Partials(partials.floats()) }
     }
 
-    /// Computes a unit: writes its rows' outputs, or keeps their results if other units have the rest.
+    /// Computes a unit: writes its rows' outputs, or keeps their results if other units have the rest. Asks for the
+    /// memory of the unit that comes `next`.
     ///
     /// # Safety
     /// No other thread has this unit.
-    pub(super) unsafe fn compute(&self, unit: &Unit, scratch: &mut Scratch) {
+    pub(super) unsafe fn compute(&self, unit: &Unit, next: Option<&Unit>, scratch: &mut Scratch) {
         let num_rows = self.num_rows(unit);
         scratch.reserve(num_rows, &self.geometry);
         scratch.whole.clear(num_rows);
@@ -53,11 +54,10 @@ impl<'a> UnitRun<'a> {
         unsafe { self.pack_queries(unit, scratch) };
         let keeps_each = self.keeps_each_segment(unit);
         let mut rows = SpanRows::none(scratch.zero_row());
-        self.find_first_rows(unit, &mut rows);
         for segment in unit.segments.clone() {
             scratch.segment.clear(num_rows);
             // SAFETY: the same contract.
-            unsafe { self.reduce_segment(unit, segment, scratch, &mut rows) };
+            unsafe { self.reduce_segment(unit, segment, next, scratch, &mut rows) };
             if keeps_each {
                 // SAFETY: the unit's rows have this segment from no other unit.
                 unsafe { self.keep_segment(unit, segment, scratch) };
@@ -74,9 +74,9 @@ impl<'a> UnitRun<'a> {
         }
     }
 
-    /// Query heads of a KV head times the tokens.
-    pub(super) fn num_rows(&self, unit: &Unit) -> usize {
-        unit.tokens.len() * self.shape.group()
+    /// The query heads times the tokens.
+    fn num_rows(&self, unit: &Unit) -> usize {
+        unit.tokens.len() * self.shape.group() * unit.kv_heads.len()
     }
 
     pub(super) fn tokens(&self, unit: &Unit) -> &[Token] {
@@ -142,13 +142,15 @@ impl<'a> UnitRun<'a> {
     }
 
     /// The unit's rows: each one's place in the scratch, its token and its query head.
-    fn rows(&self, unit: &Unit) -> impl Iterator<Item = (usize, &Token, usize)> {
-        let group = self.shape.group();
-        let first_head = unit.kv_head * group;
-        let heads = move |(index, token)| {
-            (0..group).map(move |head| (index * group + head, token, first_head + head))
-        };
-        self.tokens(unit).iter().enumerate().flat_map(heads)
+    fn rows<'b>(&'b self, unit: &'b Unit) -> impl Iterator<Item = (usize, &'b Token, usize)> {
+        let (group, num_tokens) = (self.shape.group(), unit.tokens.len());
+        unit.kv_heads.clone().flat_map(move |kv_head| {
+            let first_row = (kv_head - unit.kv_heads.start) * num_tokens * group;
+            self.tokens(unit).iter().enumerate().flat_map(move |(index, token)| {
+                let first_row = first_row + index * group;
+                (0..group).map(move |head| (first_row + head, token, kv_head * group + head))
+            })
+        })
     }
 
     /// Merges the results of one token and KV head left to right, and writes its rows.

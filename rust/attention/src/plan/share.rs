@@ -1,6 +1,6 @@
 //! Finds decodes whose tables begin with the same blocks, so that these are read once for all of them.
 
-use super::{Plan, PlanShape, Row, Token, Unit, cost, split};
+use super::{Plan, PlanShape, Row, Token, Unit};
 use crate::SEGMENT;
 
 /// A decode that may share, and how many of its leader's first segments are its own, too.
@@ -101,15 +101,14 @@ impl Plan {
             while token <= last {
                 let count = shape.tokens_per_unit().min(last + 1 - token);
                 let tokens = first_token + token..first_token + token + count;
-                let ranges = split(segments.clone(), cost(seen.len(), count * shape.group()), unit_cost);
                 let unit = Unit {
                     tokens,
                     table: leader.table,
-                    kv_head: 0,
+                    kv_heads: 0..0,
                     segments: segments.clone(),
                     seen: seen.clone(),
                 };
-                self.add_units(&unit, ranges, shape);
+                self.add_units(&unit, shape, unit_cost);
                 token += count;
             }
         }
@@ -123,8 +122,7 @@ impl Plan {
             return;
         }
         let seen = segments.start * SEGMENT..row.length;
-        let ranges = split(segments.clone(), cost(seen.len(), shape.group()), unit_cost);
-        let unit = Unit { tokens: place..place + 1, table: row.table, kv_head: 0, segments, seen };
-        self.add_units(&unit, ranges, shape);
+        let unit = Unit { tokens: place..place + 1, table: row.table, kv_heads: 0..0, segments, seen };
+        self.add_units(&unit, shape, unit_cost);
     }
 }

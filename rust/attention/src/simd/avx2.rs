@@ -134,6 +134,7 @@ impl Avx2 {
 
 impl Arithmetic for Avx2 {
     const VALUES: usize = 1;
+    type Chunk = [__m256; 1];
 
     #[inline(always)]
     fn accumulate(self, sum: __m256, lanes: __m256, broadcast: __m256) -> __m256 {
@@ -168,9 +169,9 @@ impl Arithmetic for Avx2 {
     }
 
     #[inline(always)]
-    unsafe fn store_step<E: Element>(self, rows: *const *const u8, first: usize, count: usize, to: *mut f32) {
-        // SAFETY: one row pointer can be read, and its values; eight words can be written.
-        unsafe { self.store(to, self.load_values::<E>(*rows, first, count)) }
+    unsafe fn load_step<E: Element>(self, rows: *const *const u8, first: usize, count: usize) -> [__m256; 1] {
+        // SAFETY: one row pointer can be read, and its values.
+        unsafe { [self.load_values::<E>(*rows, first, count)] }
     }
 
     #[inline(always)]

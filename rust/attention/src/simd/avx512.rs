@@ -152,6 +152,7 @@ impl Avx512 {
 
 impl Arithmetic for Avx512 {
     const VALUES: usize = 1;
+    type Chunk = [__m512; 1];
 
     #[inline(always)]
     fn accumulate(self, sum: __m512, lanes: __m512, broadcast: __m512) -> __m512 {
@@ -186,9 +187,9 @@ impl Arithmetic for Avx512 {
     }
 
     #[inline(always)]
-    unsafe fn store_step<E: Element>(self, rows: *const *const u8, first: usize, count: usize, to: *mut f32) {
-        // SAFETY: one row pointer can be read, and its values; sixteen words can be written.
-        unsafe { self.store(to, self.load_values::<E>(*rows, first, count)) }
+    unsafe fn load_step<E: Element>(self, rows: *const *const u8, first: usize, count: usize) -> [__m512; 1] {
+        // SAFETY: one row pointer can be read, and its values.
+        unsafe { [self.load_values::<E>(*rows, first, count)] }
     }
 
     #[inline(always)]

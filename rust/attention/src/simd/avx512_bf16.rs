@@ -134,6 +134,7 @@ fn interleaving(first: i16) -> __m512i {
 
 impl Arithmetic for Avx512Bf16 {
     const VALUES: usize = 2;
+    type Chunk = [__m512; 2];
 
     #[inline(always)]
     fn accumulate(self, sum: __m512, lanes: __m512, broadcast: __m512) -> __m512 {
@@ -158,14 +159,12 @@ impl Arithmetic for Avx512Bf16 {
     }
 
     #[inline(always)]
-    unsafe fn store_step<E: Element>(self, rows: *const *const u8, first: usize, count: usize, to: *mut f32) {
-        // SAFETY: two row pointers can be read, and their values; 32 words can be written.
+    unsafe fn load_step<E: Element>(self, rows: *const *const u8, first: usize, count: usize) -> [__m512; 2] {
+        // SAFETY: two row pointers can be read, and their values; a vector's bits are reinterpreted.
         unsafe {
             let even = self.load_brains::<E>(*rows, first, count);
             let odd = self.load_brains::<E>(*rows.add(1), first, count);
-            let [low, high] = self.interleaved(even, odd);
-            _mm512_storeu_si512(to.cast(), low);
-            _mm512_storeu_si512(to.add(16).cast(), high);
+            self.interleaved(even, odd).map(|lanes| _mm512_castsi512_ps(lanes))
         }
     }
 

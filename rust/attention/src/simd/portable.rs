@@ -10,6 +10,14 @@ const LANES: usize = 8;
 #[derive(Clone, Copy)]
 pub(crate) struct Portable;
 
+impl Portable {
+    /// # Safety
+    /// None is needed: every machine can.
+    pub(crate) unsafe fn assume() -> Portable {
+        Portable
+    }
+}
+
 type Array = [f32; LANES];
 
 #[inline(always)]
@@ -143,6 +151,7 @@ impl Simd for Portable {
 
 impl Arithmetic for Portable {
     const VALUES: usize = 1;
+    type Chunk = [Array; 1];
 
     #[inline(always)]
     fn accumulate(self, sum: Array, lanes: Array, broadcast: Array) -> Array {
@@ -170,9 +179,9 @@ impl Arithmetic for Portable {
     }
 
     #[inline(always)]
-    unsafe fn store_step<E: Element>(self, rows: *const *const u8, first: usize, count: usize, to: *mut f32) {
-        // SAFETY: one row pointer can be read, and its values; `LANES` words can be written.
-        unsafe { self.store(to, self.load_values::<E>(*rows, first, count)) }
+    unsafe fn load_step<E: Element>(self, rows: *const *const u8, first: usize, count: usize) -> [Array; 1] {
+        // SAFETY: one row pointer can be read, and its values.
+        unsafe { [self.load_values::<E>(*rows, first, count)] }
     }
 
     #[inline(always)]
