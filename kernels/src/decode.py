@@ -70,7 +70,8 @@ def _launch(
 ) -> None:
     num_items = batch.num_rows if by_row else query.shape[0]
     num_splits = 1 if workspace is None else workspace.num_splits
-    form = caches.format(current_target(query.device))
+    target = current_target(query.device)
+    form = caches.format(target)
     key_cache, value_cache = caches.as_read(form)
     group = query.shape[1] // caches.num_kv_heads
     arithmetic = arithmetic_type(query, form)
@@ -113,7 +114,7 @@ def _launch(
         HAS_CAP=rule.softcap > 0,
         FORMAT=int(form),
         DTYPE=triton_type(arithmetic),
-        PRECISION=precision(arithmetic),
+        PRECISION=precision(arithmetic, target),
         SAME_STRIDES=key_cache.stride() == value_cache.stride(),
         enable_fp_fusion=True,
         num_warps=config.num_warps,

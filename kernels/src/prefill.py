@@ -33,7 +33,8 @@ def launch_prefill(
     Tokens of no row and of empty rows become zeros.
     """
     num_tokens, num_heads = query.shape[:2]
-    form = caches.format(current_target(query.device))
+    target = current_target(query.device)
+    form = caches.format(target)
     key_cache, value_cache = caches.as_read(form)
     group = num_heads // caches.num_kv_heads
     arithmetic = arithmetic_type(query, form)
@@ -75,7 +76,7 @@ def launch_prefill(
         HAS_CAP=rule.softcap > 0,
         FORMAT=int(form),
         DTYPE=triton_type(arithmetic),
-        PRECISION=precision(arithmetic),
+        PRECISION=precision(arithmetic, target),
         SAME_STRIDES=key_cache.stride() == value_cache.stride(),
         enable_fp_fusion=True,
         num_warps=config.num_warps,

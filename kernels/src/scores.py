@@ -37,9 +37,9 @@ def load_cache_rows(
 
 @triton.jit
 def load_scales(scales_ptr, slots, kind_stride, live, FORMAT: tl.constexpr):
-    """The scales of a tile's keys and of its values, the latter with the decoder's unit; None without scales."""
+    """The scales of a tile's keys and of its values, the latter with the decoder's unit; unused without scales."""
     if FORMAT == SAME:
-        return None, None
+        return 0.0, 0.0
     else:
         key_scales = tl.load(scales_ptr + slots, mask=live, other=0.0)
         value_scales = tl.load(scales_ptr + kind_stride + slots, mask=live, other=0.0)

@@ -39,6 +39,11 @@ class Target:
     shared_bytes: int
     native_e4m3: bool
 
+    @property
+    def family(self) -> str:
+        """`sm`, `gfx` or `interpreter`: the makes that share a default."""
+        return next((family for family in ("sm", "gfx") if self.name.startswith(family)), self.name)
+
 
 INTERPRETER = Target("interpreter", num_processors=8, shared_bytes=1 << 30, native_e4m3=False)
 

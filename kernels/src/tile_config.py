@@ -1,17 +1,19 @@
 """Tile sizes of the attention kernels: a static table, and a rule for what it does not list.
 
 A table, because benchmarking inside a call would break the capture of CUDA graphs, and the interpreter.
-`benches/gpu/tune.py` measures on a GPU and writes the table anew.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pykv.kernels.target import Target
 from pykv.kernels.tile_table import DECODE, PREFILL
 
 __all__ = ["TileConfig", "TileShape", "decode_config", "prefill_config"]
+
+_FEWEST_ROWS = 64  # below that a prefill would leave the matrix units of one warp group idle
+_SMALLEST_TILE = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,33 +49,53 @@ class TileShape:
 
 def decode_config(target: Target, shape: TileShape) -> TileConfig:
     """The tiles of a decode: its rows are one token's heads of one KV head."""
-    tile, num_warps, num_stages = DECODE.get((target.name, shape.head_dim, shape.element_bytes), (64, 4, 3))
+    keys = table_keys(target, shape)
+    listed = next((DECODE[key] for key in keys if key in DECODE), None)
+    tile, num_warps, num_stages = listed or (_SMALLEST_TILE if shape.head_dim > 128 else 64, 4, 2)
     return fitting(target, shape, TileConfig(shape.rows, tile, num_warps, num_stages))
 
 
 def prefill_config(target: Target, shape: TileShape, num_rows: int) -> TileConfig:
     """The tiles of a prefill whose batch rows have `num_rows` query rows on average."""
-    rows, tile, num_warps, num_stages = PREFILL.get(
-        (target.name, shape.head_dim, shape.element_bytes), (128, 64, 8, 3)
-    )
-    while rows > 64 and rows // 2 >= max(num_rows, shape.rows):
-        rows, num_warps = rows // 2, max(4, num_warps // 2)
-    return fitting(target, shape, TileConfig(max(rows, shape.rows), tile, num_warps, num_stages))
+    keys = table_keys(target, shape)
+    listed = next((PREFILL[key] for key in keys if key in PREFILL), None)
+    config = TileConfig(*(listed or (16 if shape.head_dim > 128 else 64, _SMALLEST_TILE, 4, 2)))
+    while config.rows > _FEWEST_ROWS and config.rows // 2 >= num_rows:
+        config = replace(config, rows=config.rows // 2, num_warps=max(4, config.num_warps // 2))
+    return fitting(target, shape, replace(config, rows=max(config.rows, shape.rows)))
+
+
+def table_keys(target: Target, shape: TileShape) -> tuple[tuple[str, int, int], ...]:
+    """Where the tables may list a choice, the most specific place first."""
+    return tuple((name, shape.head_dim, shape.element_bytes) for name in (target.name, target.family))
 
 
 def fitting(target: Target, shape: TileShape, config: TileConfig) -> TileConfig:
-    """The config, with less in flight and then smaller tiles until it fits the target's shared memory."""
+    """The config, with less in flight and then smaller tiles until it fits the target's shared memory.
+
+    Raises:
+        ValueError: not even the smallest tiles fit.
+    """
     while shared_bytes(shape, config) > target.shared_bytes:
         if config.num_stages > 2:
-            config = TileConfig(config.rows, config.tile, config.num_warps, config.num_stages - 1)
-        elif config.tile > 16:
-            config = TileConfig(config.rows, config.tile // 2, config.num_warps, config.num_stages)
+            config = replace(config, num_stages=config.num_stages - 1)
+        elif config.tile > _SMALLEST_TILE:
+            config = replace(config, tile=config.tile // 2)
         else:
-            break
+            raise ValueError(
+                f"head size {shape.head_dim} (padded) with {shape.rows} query rows needs "
+                f"{shared_bytes(shape, config)} bytes of shared memory; {target.name} has {target.shared_bytes}"
+            )
     return config
 
 
 def shared_bytes(shape: TileShape, config: TileConfig) -> int:
-    """An upper estimate of the shared memory: the queries, and a tile of keys and of values for each load in flight."""
-    in_flight = config.num_stages * config.tile * 2 * shape.head_dim * shape.element_bytes
-    return in_flight + config.rows * shape.head_dim * 2
+    """An upper estimate of the shared memory: the queries, and a tile of keys and of values for each load in flight.
+
+    8-bit tiles are also held as float16 while they are multiplied.
+    """
+    tile_bytes = 2 * config.tile * shape.head_dim * shape.element_bytes
+    decoded_bytes = 2 * config.tile * shape.head_dim * 2 if shape.element_bytes == 1 else 0
+    query_bytes = config.rows * shape.head_dim * max(2, shape.element_bytes)
+    in_flight = max(1, config.num_stages - 1)
+    return in_flight * tile_bytes + decoded_bytes + query_bytes

@@ -1,11 +1,69 @@
-"""Tile sizes by (target, padded head size, bytes of a cache element); `benches/gpu/tune.py` writes this file."""
+"""Tile sizes by (target or its family, padded head size, bytes of a cache element).
+
+What a family's entries say was chosen from the compiled code (registers, spills, shared memory); `benches/gpu/tune.py`
+measures on a GPU and writes entries of that target, which go first.
+"""
 
 from __future__ import annotations
 
 __all__ = ["DECODE", "PREFILL"]
 
 # (tile, num_warps, num_stages)
-DECODE: dict[tuple[str, int, int], tuple[int, int, int]] = {}
+DECODE: dict[tuple[str, int, int], tuple[int, int, int]] = {
+    ("sm", 32, 1): (128, 4, 3),
+    ("sm", 64, 1): (128, 4, 3),
+    ("sm", 128, 1): (64, 4, 3),
+    ("sm", 256, 1): (64, 4, 3),
+    ("sm", 512, 1): (32, 4, 2),
+    ("sm", 1024, 1): (16, 4, 2),
+    ("sm", 32, 2): (128, 4, 3),
+    ("sm", 64, 2): (128, 4, 3),
+    ("sm", 128, 2): (64, 4, 3),
+    ("sm", 256, 2): (32, 4, 3),
+    ("sm", 512, 2): (32, 4, 2),
+    ("sm", 1024, 2): (16, 4, 2),
+    ("sm", 32, 4): (64, 4, 2),
+    ("sm", 64, 4): (32, 4, 3),
+    ("sm", 128, 4): (32, 4, 3),
+    ("sm", 256, 4): (16, 4, 2),
+    ("gfx", 32, 1): (64, 4, 2),
+    ("gfx", 64, 1): (64, 4, 2),
+    ("gfx", 128, 1): (64, 4, 2),
+    ("gfx", 256, 1): (32, 4, 2),
+    ("gfx", 32, 2): (64, 4, 2),
+    ("gfx", 64, 2): (64, 4, 2),
+    ("gfx", 128, 2): (64, 4, 2),
+    ("gfx", 256, 2): (32, 4, 2),
+}
 
 # (rows, tile, num_warps, num_stages)
-PREFILL: dict[tuple[str, int, int], tuple[int, int, int, int]] = {}
+PREFILL: dict[tuple[str, int, int], tuple[int, int, int, int]] = {
+    ("sm", 32, 1): (128, 64, 8, 3),
+    ("sm", 64, 1): (128, 64, 8, 3),
+    ("sm", 128, 1): (128, 64, 8, 3),
+    ("sm", 256, 1): (64, 32, 8, 3),
+    ("sm", 512, 1): (32, 16, 8, 2),
+    ("sm", 1024, 1): (16, 16, 8, 2),
+    ("sm", 32, 2): (128, 64, 8, 3),
+    ("sm", 64, 2): (128, 64, 8, 3),
+    ("sm", 128, 2): (128, 64, 8, 3),
+    ("sm_90", 256, 2): (128, 32, 8, 3),
+    ("sm", 256, 2): (64, 32, 8, 3),
+    ("sm", 512, 2): (32, 16, 8, 2),
+    ("sm", 1024, 2): (16, 16, 8, 2),
+    ("sm", 32, 4): (64, 32, 4, 2),
+    ("sm", 64, 4): (64, 32, 4, 2),
+    ("sm", 128, 4): (64, 32, 8, 2),
+    ("sm", 256, 4): (32, 16, 8, 2),
+    ("gfx", 32, 1): (128, 32, 4, 2),
+    ("gfx", 64, 1): (128, 32, 4, 2),
+    ("gfx", 128, 1): (128, 32, 4, 2),
+    ("gfx", 256, 1): (64, 32, 8, 2),
+    ("gfx", 32, 2): (128, 64, 4, 2),
+    ("gfx", 64, 2): (128, 64, 4, 2),
+    ("gfx", 128, 2): (128, 64, 4, 2),
+    ("gfx", 256, 2): (64, 32, 4, 2),
+    ("gfx", 32, 4): (64, 32, 4, 2),
+    ("gfx", 64, 4): (64, 32, 4, 2),
+    ("gfx", 128, 4): (32, 32, 4, 2),
+}

@@ -56,6 +56,11 @@ class ModelRunner:
         self.num_blocks = pool.num_blocks
         self.block_size = pool.block_size
 
+    @property
+    def pool(self) -> KvPool:
+        """Its KV cache."""
+        return self._pool
+
     def copy_blocks(self, pairs: torch.Tensor) -> None:
         self._pool.copy_blocks(pairs, self._attention_backend)
 

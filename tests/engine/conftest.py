@@ -203,6 +203,15 @@ def script(text):
     return rule
 
 
+@pytest.fixture(scope="session", autouse=True)
+def one_thread():
+    """Torch's threads spin while they wait for each other: beside other tests that costs many times what they bring."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(scope="session")
 def make_toy_engine():
     """Makes an engine of the toy model; options are those of the engine, `tokenizer` of `Engine.from_runner`."""

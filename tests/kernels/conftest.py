@@ -5,4 +5,4 @@
 
 import os
 
-collect_ignore = [] if os.environ.get("PYKV_KERNEL_TESTS") else ["interpreted", "compiled"]
+collect_ignore = [] if os.environ.get("PYKV_KERNEL_TESTS") else ["running", "compiled"]

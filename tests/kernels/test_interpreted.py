@@ -1,4 +1,4 @@
-"""Starts the tests of `interpreted/`: the kernels, run by Triton's interpreter on the CPU."""
+"""Starts the tests of `running/`: the kernels, run by Triton's interpreter on the CPU."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def run_interpreted(selection: str) -> None:
     environment = dict(
         os.environ,
         TRITON_INTERPRET="1",
-        PYKV_KERNEL_TESTS="interpreted",
+        PYKV_KERNEL_TESTS="running",
         PYTHONPATH=str(FOLDER / "support"),
         OMP_NUM_THREADS="1",
     )
@@ -24,7 +24,7 @@ def run_interpreted(selection: str) -> None:
         sys.executable,
         "-m",
         "pytest",
-        str(FOLDER / "interpreted"),
+        str(FOLDER / "running"),
         "-q",
         "-m",
         selection,

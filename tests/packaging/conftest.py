@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+CARGO_FOLDER = ROOT / "target" / "packaging"
 SITE_PACKAGES = Path(sysconfig.get_path("purelib"))
 
 
@@ -40,9 +41,19 @@ def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Compiled anew from the sdist; only other people's crates are kept from an earlier run.
+
+    The files of an sdist all bear one old date, so cargo would take an earlier build of our crates for fresh.
+    """
     out = tmp_path_factory.mktemp("wheel")
+    own = [
+        f"--package=pykv-{folder.name}"
+        for folder in (ROOT / "rust").iterdir()
+        if (folder / "Cargo.toml").exists()
+    ]
+    run("cargo", "clean", "--release", "--target-dir", CARGO_FOLDER, *own, cwd=ROOT)
     pip = (sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-index", "--no-build-isolation")
-    run(*pip, "--wheel-dir", out, sdist, cwd=out, CARGO_TARGET_DIR=str(ROOT / "target" / "packaging"))
+    run(*pip, "--wheel-dir", out, sdist, cwd=out, CARGO_TARGET_DIR=str(CARGO_FOLDER))
     (archive,) = out.glob("*.whl")
     return archive
 

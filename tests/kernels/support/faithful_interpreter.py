@@ -10,6 +10,7 @@ no argument that is in host memory already.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -87,7 +88,9 @@ class FaithfulBuilder(interpreter.InterpreterBuilder):
         if kind not in _AS_BITS or operation in _BITWISE:
             return super().binary_op(left, right, operation)
         values = operation(_wide(left), _wide(right))
-        return interpreter.TensorHandle(values, tl.int1) if values.dtype == np.bool_ else _narrow(values, kind)
+        return (
+            interpreter.TensorHandle(values, tl.int1) if values.dtype == np.bool_ else _narrow(values, kind)
+        )
 
     def unary_op(self, operand: Any, operation: Callable[..., Any]) -> interpreter.TensorHandle:
         kind = operand.dtype.scalar
@@ -125,7 +128,11 @@ class PatchedOnce:
         """Runs a grid; everything that is patched meanwhile is restored after it."""
         self.scopes = {}
         try:
-            run()
+            with warnings.catch_warnings():
+                warnings.simplefilter(
+                    "ignore", RuntimeWarning
+                )  # a GPU computes with NaN and infinity in silence
+                run()
         finally:
             for scope in reversed(list(self.scopes.values())):
                 scope.restore()
@@ -157,6 +164,7 @@ def install() -> None:
     interpreter.interpreter_semantic = TritonSemantic(interpreter.interpreter_builder)
     _patch_once_a_launch()
     _keep_host_arguments()
+    _index_by_one_element()
 
 
 def _patch_once_a_launch() -> None:
@@ -183,3 +191,14 @@ def _keep_host_arguments() -> None:
 
     interpreter.GridExecutor._init_args_hst = as_they_are
     interpreter.GridExecutor._restore_args_dev = nothing
+
+
+def _index_by_one_element() -> None:
+    """numpy 2.4 and newer refuse int() of an array of one element, which older interpreters ask for."""
+    patch_tensor = interpreter._patch_lang_tensor
+
+    def patch(tensor: Any, scope: Any) -> None:
+        patch_tensor(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    interpreter._patch_lang_tensor = patch

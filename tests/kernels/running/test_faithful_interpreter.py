@@ -50,7 +50,9 @@ def test_bfloat16_products_accumulate_in_float32() -> None:
 
 @pytest.mark.parametrize("target", [torch.bfloat16, torch.float16, torch.float8_e4m3fn])
 def test_conversions_round_to_nearest_even_and_saturate_where_hardware_does(target: torch.dtype) -> None:
-    source = torch.cat([torch.randn(4000) * 10.0 ** torch.randint(-6, 6, (4000,)), torch.tensor([0.0, 448.0, 464.0, 1e6])])
+    source = torch.cat(
+        [torch.randn(4000) * 10.0 ** torch.randint(-6, 6, (4000,)), torch.tensor([0.0, 448.0, 464.0, 1e6])]
+    )
     source = torch.cat([source, -source, torch.zeros(184)])
     wide = source.clamp(-448, 448) if target == torch.float8_e4m3fn else source
     out = torch.empty(8192, dtype=target)

@@ -47,7 +47,11 @@ def written_arguments(paged: PagedBatch) -> tuple[Any, ...]:
 ARGUMENTS: dict[str, Callable[[PagedBatch], tuple[Any, ...]]] = {
     "write_kv": written_arguments,
     "copy_blocks": lambda paged: (*caches_of(paged), torch.tensor([[1, 2], [-1, 0]])),
-    "transfer_blocks": lambda paged: (*caches_of(paged), *caches_of(build(Case(seed=1))), torch.tensor([[1, 2]])),
+    "transfer_blocks": lambda paged: (
+        *caches_of(paged),
+        *caches_of(build(Case(seed=1))),
+        torch.tensor([[1, 2]]),
+    ),
     "paged_attention": attention_arguments,
 }
 
@@ -97,7 +101,9 @@ class Allocations(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("rows", [((1, 20), (1, 3)), ((1, 20), (5, 9), (0, 0))])
-def test_attention_and_write_allocate_nothing_and_read_nothing_back(rows: tuple[tuple[int, int], ...]) -> None:
+def test_attention_and_write_allocate_nothing_and_read_nothing_back(
+    rows: tuple[tuple[int, int], ...],
+) -> None:
     paged = build(Case(rows=rows, cache="e4m3", dtype=torch.float16))
     attention, writing = attention_arguments(paged), written_arguments(paged)
     with Allocations() as seen:

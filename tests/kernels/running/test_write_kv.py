@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from paged_cases import LARGEST_CODE, Case, build, empty_caches, quantize
+from paged_cases import DEVICE, LARGEST_CODE, Case, build, empty_caches, quantize
 from torch import Tensor
 
 from pykv.attention import torch_backend
@@ -36,7 +36,7 @@ def test_writes_what_the_specification_writes(
     case = Case(dtype=dtype, block_size=block_size, head_dim_k=head_dims[0], head_dim_v=head_dims[1])
     num_blocks = 200 // block_size + 2
     actual, expected = poisoned(case, num_blocks), poisoned(case, num_blocks)
-    slots = torch.randperm(num_blocks * block_size, generator=torch.Generator().manual_seed(1))[:77]
+    slots = torch.randperm(num_blocks * block_size, generator=torch.Generator(DEVICE).manual_seed(1))[:77]
     slots[[0, 40, 76]] = -1
     key, value = (torch.randn(77, 3, 2, width).to(dtype)[:, 1] for width in head_dims)
     launch_write_kv(key, value, actual, slots)

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 
-import numpy as np
 import torch
+from address_space import lazy_zeros
 from paged_cases import Case, build
 
 from pykv.kernels.arguments import Batch, Caches, Result
@@ -16,18 +16,16 @@ from pykv.kernels.attend import allocate_workspace, attend
 from pykv.kernels.copy_blocks import launch_copy_blocks
 from pykv.kernels.write_kv import launch_write_kv
 
-CASE = Case(rows=((1, 90), (20, 90)), num_heads=2, head_dim_k=128, block_size=64, cache="int8", dtype=torch.float16)
+CASE = Case(
+    rows=((1, 90), (20, 90)), num_heads=2, head_dim_k=128, block_size=64, cache="int8", dtype=torch.float16
+)
 NUM_BLOCKS = (1 << 31) // (2 * 2 * 64 * 128) + 5
 HIGHEST = NUM_BLOCKS - 2  # of it and the next block, every element is past 2^31
 
 
-def lazy_zeros(*shape: int, dtype: type) -> torch.Tensor:
-    return torch.from_numpy(np.zeros(shape, dtype=dtype))
-
-
 def test_high_blocks_are_written_copied_and_read_like_low_ones() -> None:
-    pool = lazy_zeros(NUM_BLOCKS, 2, 2, 64, 128, dtype=np.int8)
-    scales = lazy_zeros(NUM_BLOCKS, 2, 2, 64, dtype=np.float32)
+    pool = lazy_zeros(NUM_BLOCKS, 2, 2, 64, 128, dtype=torch.int8)
+    scales = lazy_zeros(NUM_BLOCKS, 2, 2, 64, dtype=torch.float32)
     caches = Caches(pool[:, 0], pool[:, 1], scales)
     assert HIGHEST * pool.stride(0) > 1 << 31
     key, value = torch.randn(90, 2, 128).half(), torch.randn(90, 2, 128).half()

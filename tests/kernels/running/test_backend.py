@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from paged_cases import TOLERANCE, Case, assert_near, build, empty_caches
+from paged_cases import DEVICE, TOLERANCE, Case, assert_near, build, empty_caches
 
 import pykv
 
@@ -42,7 +42,7 @@ def test_write_and_copy_equal_the_specification() -> None:
     case = Case(dtype=torch.bfloat16, block_size=7, head_dim_k=40, head_dim_v=24)
     results = []
     for backend in ("triton", "torch"):
-        generator = torch.Generator().manual_seed(3)
+        generator = torch.Generator(DEVICE).manual_seed(3)
         layers = [empty_caches(case, 6) for _ in range(2)]
         for layer in layers:
             layer.key.zero_()

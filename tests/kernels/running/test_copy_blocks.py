@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from paged_cases import Case, empty_caches
+from paged_cases import DEVICE, Case, empty_caches
 
 from pykv.kernels.arguments import Caches
 from pykv.kernels.copy_blocks import launch_copy_blocks
@@ -19,7 +19,7 @@ CASES = {
 
 def random_caches(case: Case, num_blocks: int, seed: int) -> Caches:
     caches = empty_caches(case, num_blocks)
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator(DEVICE).manual_seed(seed)
     for cache in (caches.key, caches.value):
         raw = cache.view(torch.uint8)
         raw.copy_(torch.randint(0, 256, raw.shape, generator=generator, dtype=torch.uint8))
