@@ -5,26 +5,25 @@ from __future__ import annotations
 import secrets
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-import numpy as np
-import numpy.typing as npt
 from torch import nn
 
 from pykv.engine.config import EngineConfig
 from pykv.engine.loading import load_runner
 from pykv.engine.outputs import Completion, OutputDelta, RequestOutput
-from pykv.engine.prompts import Prompt, check_length, checked_ids, encoded_prompt
-from pykv.engine.request import Request
+from pykv.engine.prompts import Prompt, check_length, checked_ids, encoded_prompt, paired
+from pykv.engine.request import Request, TokenIds
 from pykv.engine.runner import Runner
 from pykv.engine.stats import EngineStats
 from pykv.engine.step_loop import StepLoop
 from pykv.errors import DuplicateRequestError, EngineDeadError, InvalidRequestError, QueueFullError, StepError
 from pykv.sampling.params import SamplingParams
 from pykv.scheduler import SchedulerConfig
+from pykv.text.chat import num_characters
 from pykv.text.stop_strings import StopStrings
 from pykv.text.text_stream import TextStream
 from pykv.text.tokenizer import TextTokenizer
@@ -104,7 +103,7 @@ class Engine:
         """
         if self._live:
             raise StepError(f"generate: {len(self._live)} requests of add_request still run")
-        requests = [self.new_request(*each) for each in _paired(prompts, params)]
+        requests = [self.new_request(*each) for each in paired(prompts, params)]
         outputs = {request.request_id: _empty_output(request) for request in requests}
         try:
             self._run_all(deque(requests), outputs)
@@ -181,7 +180,7 @@ class Engine:
     ) -> None:
         self.close()
 
-    def encode(self, prompt: Prompt) -> npt.NDArray[np.int32]:
+    def encode(self, prompt: Prompt) -> TokenIds:
         """Returns a prompt's ids, int32 [num_tokens], all in the vocabulary; from any thread.
 
         Raises:
@@ -191,7 +190,7 @@ class Engine:
 
     def encode_chat(
         self, messages: Sequence[Mapping[str, str]], template_options: Mapping[str, Any] | None = None
-    ) -> npt.NDArray[np.int32]:
+    ) -> TokenIds:
         """Returns the ids of the chat template over the messages, int32 [num_tokens]; from any thread.
 
         Raises:
@@ -199,7 +198,7 @@ class Engine:
         """
         if self.tokenizer is None:
             raise InvalidRequestError("messages: the engine has no tokenizer; send token ids", "messages")
-        check_length(_num_characters(messages), self.tokenizer, self.max_model_len)
+        check_length(num_characters(messages), self.tokenizer, self.max_model_len)
         token_ids = self.tokenizer.encode_chat(messages, template_options)
         return checked_ids(token_ids, self.vocab_size, self.max_model_len)
 
@@ -232,9 +231,7 @@ class Engine:
             self._text_streams(token_ids, params),
         )
 
-    def _text_streams(
-        self, token_ids: npt.NDArray[np.int32], params: SamplingParams
-    ) -> Callable[[], TextStream | None]:
+    def _text_streams(self, token_ids: TokenIds, params: SamplingParams) -> Callable[[], TextStream | None]:
         tokenizer = self.tokenizer
         if tokenizer is None:
             return lambda: None
@@ -293,27 +290,6 @@ def _longest_sequence(runner: Runner, config: EngineConfig) -> int:
     return min(config.max_model_len or runner.max_model_len, runner.max_model_len, usable_slots)
 
 
-def _paired(
-    prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None
-) -> Iterable[tuple[Prompt, SamplingParams]]:
-    listed: list[Prompt] = [prompts] if isinstance(prompts, str) else list(prompts)  # type: ignore[arg-type]
-    if any(isinstance(prompt, (int, np.integer)) for prompt in listed):
-        raise InvalidRequestError("prompts holds bare token ids; allowed: a sequence of prompts", "prompts")
-    if params is None or isinstance(params, SamplingParams):
-        return [(prompt, params or SamplingParams()) for prompt in listed]
-    if len(params) != len(listed):
-        raise InvalidRequestError(f"params has {len(params)} entries for {len(listed)} prompts", "params")
-    return list(zip(listed, params, strict=True))
-
-
 def _empty_output(request: Request) -> RequestOutput:
     completions = [Completion(index) for index in range(request.params.n)]
     return RequestOutput(request.request_id, request.prompt.tolist(), completions)
-
-
-def _num_characters(messages: object) -> int:
-    """How long the contents are together; malformed messages count nothing and are refused later."""
-    if not isinstance(messages, Sequence):
-        return 0
-    contents = [message.get("content") for message in messages if isinstance(message, Mapping)]
-    return sum(len(content) for content in contents if isinstance(content, str))

@@ -2,15 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from pykv.errors import CapacityError, InvalidRequestError
+from pykv.sampling.params import SamplingParams
 from pykv.text.tokenizer import TextTokenizer
 
 Prompt = str | Sequence[int] | npt.NDArray[np.integer]
+
+
+def paired(
+    prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None
+) -> Iterable[tuple[Prompt, SamplingParams]]:
+    """Returns each prompt with its parameters.
+
+    Args:
+        prompts: one text, or a sequence of prompts.
+        params: one for all, one for each, or None for the defaults.
+
+    Raises:
+        InvalidRequestError: the numbers differ, or the prompts are bare token ids.
+    """
+    listed: list[Prompt] = [prompts] if isinstance(prompts, str) else list(prompts)  # type: ignore[arg-type]
+    if any(isinstance(prompt, (int, np.integer)) for prompt in listed):
+        raise InvalidRequestError("prompts holds bare token ids; allowed: a sequence of prompts", "prompts")
+    if params is None or isinstance(params, SamplingParams):
+        return [(prompt, params or SamplingParams()) for prompt in listed]
+    if len(params) != len(listed):
+        raise InvalidRequestError(f"params has {len(params)} entries for {len(listed)} prompts", "params")
+    return list(zip(listed, params, strict=True))
 
 
 def encoded_prompt(

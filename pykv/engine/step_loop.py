@@ -99,9 +99,7 @@ class StepLoop:
                 reuse_cached=request.prompt_scores is None,
             )
             self._requests[request.id] = request
-            if request.prompt_scores is not None:
-                self._scored.add(request)
-        self._counters.num_requests += 1
+            self._counters.num_requests += 1
 
     def abort(self, request: Request) -> bool:
         """Ends a request at the end of the step in flight, or now; its last deltas come with the next step.
@@ -187,6 +185,8 @@ class StepLoop:
             sequence = self._requests[request_id].sequences[child]
             self._by_row[row] = sequence
             self._sampler.place(row, sequence.placement())
+            if sequence.request.prompt_scores is not None:
+                self._scored.add(sequence.request)
 
     def _rows_to_score(self, plan: Plan, buffers: StepBuffers) -> list[ScoredRow]:
         if not self._scored:

@@ -24,6 +24,14 @@ def checked_messages(messages: object) -> list[dict[str, str]]:
     return [_checked(index, message) for index, message in enumerate(messages)]
 
 
+def num_characters(messages: object) -> int:
+    """How long the contents are together; malformed messages count nothing and are refused later."""
+    if not isinstance(messages, Sequence):
+        return 0
+    contents = [message.get("content") for message in messages if isinstance(message, Mapping)]
+    return sum(len(content) for content in contents if isinstance(content, str))
+
+
 def _checked(index: int, message: object) -> dict[str, str]:
     place = f"messages[{index}]"
     if not isinstance(message, Mapping) or set(message) != {"role", "content"}:
