@@ -39,6 +39,7 @@ from pykv.errors import (
     PoisonedError,
     PykvError,
     QueueFullError,
+    RecordingError,
     StepError,
     UnknownRequestError,
     UnsupportedModelError,
@@ -47,6 +48,7 @@ from pykv.extras import needs_extra as _needs_extra
 
 if _typing.TYPE_CHECKING:
     from pykv.attention import copy_blocks, paged_attention, write_kv
+    from pykv.blocks import BlockCounts, BlockPool, BlockTable, PrefixCache
     from pykv.client import Client, ServiceError
     from pykv.engine import (
         AsyncEngine,
@@ -61,6 +63,7 @@ if _typing.TYPE_CHECKING:
     )
     from pykv.kv_pool import KvPool
     from pykv.layout import KvLayout
+    from pykv.recording import ReplayedRecording, replay_recording
     from pykv.sampling import SamplingParams
     from pykv.scheduler import (
         OUTCOME_FAILED,
@@ -82,6 +85,9 @@ __all__ = [
     "OUTCOME_OK",
     "OUTCOME_STOP",
     "AsyncEngine",
+    "BlockCounts",
+    "BlockPool",
+    "BlockTable",
     "CapacityError",
     "Client",
     "Completion",
@@ -101,8 +107,11 @@ __all__ = [
     "OutputDelta",
     "Plan",
     "PoisonedError",
+    "PrefixCache",
     "PykvError",
     "QueueFullError",
+    "RecordingError",
+    "ReplayedRecording",
     "RequestOutput",
     "RequestSummary",
     "SamplingParams",
@@ -118,12 +127,16 @@ __all__ = [
     "Usage",
     "copy_blocks",
     "paged_attention",
+    "replay_recording",
     "write_kv",
 ]
 
 # name: (the module that defines it, the extra that brings the module's dependencies)
 _LAZY = {
     "AsyncEngine": ("pykv.engine", "models"),
+    "BlockCounts": ("pykv.blocks", ""),
+    "BlockPool": ("pykv.blocks", ""),
+    "BlockTable": ("pykv.blocks", ""),
     "Client": ("pykv.client", "client"),
     "Completion": ("pykv.engine", ""),
     "Engine": ("pykv.engine", "models"),
@@ -137,6 +150,8 @@ _LAZY = {
     "OUTCOME_STOP": ("pykv.scheduler", ""),
     "OutputDelta": ("pykv.engine", ""),
     "Plan": ("pykv.scheduler", ""),
+    "PrefixCache": ("pykv.blocks", ""),
+    "ReplayedRecording": ("pykv.recording", ""),
     "RequestOutput": ("pykv.engine", ""),
     "RequestSummary": ("pykv.scheduler", ""),
     "SamplingParams": ("pykv.sampling", ""),
@@ -149,6 +164,7 @@ _LAZY = {
     "Usage": ("pykv.engine", ""),
     "copy_blocks": ("pykv.attention", "torch"),
     "paged_attention": ("pykv.attention", "torch"),
+    "replay_recording": ("pykv.recording", ""),
     "write_kv": ("pykv.attention", "torch"),
 }
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import pykv
+import pykv.errors
 
 HEAVY = ("torch", "transformers", "grpclib", "triton", "google.protobuf", "structlog", "rich")
 LAZY = pykv._LAZY
@@ -56,6 +57,10 @@ def test_all_equals_what_is_visible() -> None:
     }
     assert visible == set(pykv.__all__) == set(dir(pykv))
     assert len(pykv.__all__) == len(set(pykv.__all__))
+
+
+def test_every_error_is_public() -> None:
+    assert set(pykv.errors.__all__) <= set(pykv.__all__)
 
 
 def test_type_checkers_see_the_lazy_names() -> None:

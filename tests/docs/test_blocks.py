@@ -110,3 +110,10 @@ def test_every_link_between_the_documents_leads_somewhere() -> None:
     ]
     assert len(links) > 10
     assert not [(document, target) for document, target in links if not (document.parent / target).exists()]
+
+
+def test_every_decision_is_listed() -> None:
+    folder = ROOT / "docs/adr"
+    numbered = {path.name for path in folder.glob("[0-9]*.md")}
+    assert len(numbered) >= 9
+    assert set(re.findall(r"\((\d{4}-[\w-]+\.md)\)", (folder / "README.md").read_text())) == numbered
