@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import torch
@@ -50,8 +51,18 @@ INTERPRETER = Target("interpreter", num_processors=8, shared_bytes=1 << 30, nati
 
 def current_target(device: torch.device) -> Target:
     """The target that a launch with tensors on `device` would run on."""
-    if triton.knobs.runtime.interpret:
-        return INTERPRETER
+    if device.type == "cuda":
+        return _of_gpu(device)
+    return INTERPRETER if triton.knobs.runtime.interpret else _of_driver(device)
+
+
+@functools.cache
+def _of_gpu(device: torch.device) -> Target:
+    """A real GPU does not change; asking the driver at every launch would take longer than the launch."""
+    return _of_driver(device)
+
+
+def _of_driver(device: torch.device) -> Target:
     reported = triton.runtime.driver.active.get_current_target()
     name = f"sm_{reported.arch}" if reported.backend == "cuda" else str(reported.arch).partition(":")[0]
     return Target(

@@ -7,7 +7,7 @@ import math
 
 import pytest
 import torch
-from paged_cases import DEVICE, TOLERANCE, Case, PagedBatch, assert_near, build
+from paged_cases import DEVICE, TOLERANCE, Case, PagedBatch, assert_margin_untouched, assert_near, build
 
 from pykv.kernels.arguments import Result, Workspace, query_rows
 from pykv.kernels.decode import decode_every_token, decode_single_rows
@@ -24,6 +24,7 @@ CASES = {
     "ratio 16, head 256, block 64": Case(
         rows=((1, 65), (1, 1)), num_heads=16, num_kv_heads=1, head_dim_k=256, block_size=64
     ),
+    "block 544": Case(rows=((1, 545), (1, 543)), block_size=544, num_heads=2, head_dim_k=32),
     "keys wider than values, scattered rows": Case(head_dim_k=48, head_dim_v=32, shuffle_rows=True, sinks=True),
     "everything": Case(
         rows=((1, 77), (1, 0), (1, 17), (1, 16)), head_dim_k=40, block_size=17, window=16, softcap=2.0, sinks=True,
@@ -44,6 +45,7 @@ def decode(paged: PagedBatch, num_splits: int, tile: int = 32) -> tuple[torch.Te
     decode_every_token(paged.query, paged.caches, paged.batch, paged.rule, result, workspace, config)
     if workspace is not None:
         reduce_every_token(workspace, paged.batch, paged.rule, result)
+    assert_margin_untouched(result.out)
     assert result.lse is not None
     return result.out, result.lse
 

@@ -7,7 +7,7 @@ import math
 
 import pytest
 import torch
-from paged_cases import TOLERANCE, Case, PagedBatch, assert_near, build
+from paged_cases import TOLERANCE, Case, PagedBatch, assert_margin_untouched, assert_near, build
 
 from pykv.kernels.arguments import Batch, Result
 from pykv.kernels.attend import allocate_workspace, attend
@@ -46,6 +46,7 @@ def attended(paged: PagedBatch) -> tuple[torch.Tensor, torch.Tensor]:
     result = Result(paged.empty_result(), torch.full(paged.query.shape[:2], math.nan))
     workspace = allocate_workspace(paged.query, paged.caches, paged.batch, paged.rule)
     attend(paged.query, paged.caches, paged.batch, paged.rule, result, workspace)
+    assert_margin_untouched(result.out)
     assert result.lse is not None
     return result.out, result.lse
 

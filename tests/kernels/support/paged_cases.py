@@ -18,6 +18,7 @@ from pykv.kernels.arguments import Batch, Caches, Rule
 
 DEVICE = torch.device(os.environ.get("PYKV_KERNEL_DEVICE", "cpu"))
 CACHE_TYPES = {"int8": torch.int8, "e4m3": torch.float8_e4m3fn}
+MARGIN = 8  # elements after each head of an output that nobody may write
 LARGEST_CODE = {"int8": 127.0, "e4m3": 448.0}
 # Of the result, relative to its largest value, by the type of the queries.
 # On a GPU a float32 product is three products of tf32 parts.
@@ -79,10 +80,9 @@ class PagedBatch:
         return out, lse
 
     def empty_result(self) -> Tensor:
-        """Where an output goes: NaN everywhere."""
-        return torch.full(
-            (len(self.query), self.case.num_heads, self.case.value_dim), math.nan, dtype=self.query.dtype
-        )
+        """Where an output goes: NaN everywhere, and a margin after each head."""
+        size = (len(self.query), self.case.num_heads, self.case.value_dim + MARGIN)
+        return torch.full(size, math.nan, dtype=self.query.dtype)[..., :-MARGIN]
 
     def poison(self, caches: Caches) -> None:
         """Fills caches, as if nothing had been written yet."""
@@ -192,6 +192,14 @@ def quantize(tokens: Tensor, cache: str) -> tuple[Tensor, Tensor]:
     scales = torch.where(scales > 0, scales, torch.ones_like(scales))
     ratio = (tokens / scales[..., None]).clamp(-largest, largest)
     return (ratio.round() if cache == "int8" else ratio).to(CACHE_TYPES[cache]), scales
+
+
+def assert_margin_untouched(out: Tensor) -> None:
+    """An output of `empty_result` was written inside its rows alone."""
+    whole = out._base
+    assert whole is not None
+    assert whole.shape[-1] == out.shape[-1] + MARGIN
+    assert whole[..., -MARGIN:].isnan().all()
 
 
 def assert_near(actual: Tensor, expected: Tensor, tolerance: float) -> None:
