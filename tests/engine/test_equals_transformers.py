@@ -186,7 +186,7 @@ def bundled():
     reference = without_end(AutoModelForCausalLM.from_pretrained(checkpoint.location, dtype=torch.float32))
     model, tokenizer = load_model("bundled", dtype="float32", device="cpu")
     words, texts = WORDS.split(), []
-    for seed in (1, 2):
+    for seed in (3, 4):
         source = random.Random(seed)
         texts.append(tokenizer(" ".join(source.choice(words) for _ in range(LONGEST)))["input_ids"])
     prompts = [texts[index % 2][:length] for index, length in enumerate(LENGTHS)]
