@@ -23,5 +23,14 @@ three functions of the same names. `torch_backend` is the specification. The who
 
 from pykv.attention.backends import Backend, backend_names
 from pykv.attention.front import copy_blocks, paged_attention, write_kv
+from pykv.attention.scales import KvScales, dequantize
 
-__all__ = ["Backend", "backend_names", "copy_blocks", "paged_attention", "write_kv"]
+__all__ = [
+    "Backend",
+    "KvScales",
+    "backend_names",
+    "copy_blocks",
+    "dequantize",
+    "paged_attention",
+    "write_kv",
+]

@@ -6,7 +6,7 @@ import functools
 import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -32,16 +32,23 @@ class Backend(Protocol):
         softcap: float | None,
         sinks: Tensor | None,
         out: Tensor,
+        **extras: Any,
     ) -> Tensor:
         """Fills `out` (all of it: rows without keys and tokens of no row become zeros) and returns it.
 
-        `sinks` are float32.
+        `sinks` are float32. `kv_scales` and `log_sum_exp` come only if the caller gave them.
         """
 
     def write_kv(
-        self, key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor
+        self,
+        key: Tensor,
+        value: Tensor,
+        key_cache: Tensor,
+        value_cache: Tensor,
+        slot_mapping: Tensor,
+        **extras: Any,
     ) -> None:
-        """Writes each token's K and V to its slot; slot -1 is skipped."""
+        """Writes each token's K and V to its slot; slot -1 is skipped. `kv_scales` come only if given."""
 
     def copy_blocks(
         self, key_caches: Sequence[Tensor], value_caches: Sequence[Tensor], pairs: Tensor
@@ -56,10 +63,17 @@ def backend_names() -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class LoadedBackend:
-    """A backend, and whether it checks itself what the index tensors hold."""
+    """A backend, whether it checks itself what the index tensors hold, and whether it takes the extras."""
 
+    name: str
     functions: Backend
     checks_contents: bool
+    takes_extras: bool
+
+    def check_extras(self, extras: dict[str, Any]) -> None:
+        """Raises ValueError if the backend serves no such argument."""
+        if extras and not self.takes_extras:
+            raise ValueError(f"backend {self.name!r} does not serve {', '.join(extras)}; 'torch' does")
 
 
 def backend_for(name: str, device: torch.device, dtype: torch.dtype) -> LoadedBackend:
@@ -82,7 +96,9 @@ def _load(name: str, device_type: str, dtype: torch.dtype) -> LoadedBackend:
     if name != "torch" and dtype is torch.float64:
         raise TypeError(f"backend {name!r} does not serve {dtype}; 'torch' does")
     module = importlib.import_module(f"pykv.attention.{name}_backend")
-    return LoadedBackend(cast(Backend, module), checks_contents=name == "cpu")
+    return LoadedBackend(
+        name, cast(Backend, module), checks_contents=name == "cpu", takes_extras=name != "triton"
+    )
 
 
 def _best(device_type: str, dtype: torch.dtype) -> str:

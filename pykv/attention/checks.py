@@ -14,14 +14,20 @@ def check_tensor(
     name: str, tensor: Tensor, ndim: int, dtype: torch.dtype | None, device: torch.device
 ) -> None:
     """Raises TypeError unless it is a tensor of `dtype`, ValueError unless it has `ndim` axes on `device`."""
-    if not isinstance(tensor, Tensor):
-        raise TypeError(f"{name} must be a torch.Tensor, not {type(tensor).__name__}")
+    device_of(name, tensor)
     if dtype is not None and tensor.dtype is not dtype:
         raise TypeError(f"{name} has dtype {tensor.dtype}; it must be {dtype}")
     if tensor.ndim != ndim:
         raise ValueError(f"{name} has shape {tuple(tensor.shape)}; it must have {ndim} dimensions")
     if tensor.device != device:
         raise ValueError(f"{name} is on {tensor.device}; it must be on {device}")
+
+
+def device_of(name: str, tensor: Tensor) -> torch.device:
+    """Returns the device of a tensor, or raises TypeError if it is none."""
+    if not isinstance(tensor, Tensor):
+        raise TypeError(f"{name} must be a torch.Tensor, not {type(tensor).__name__}")
+    return tensor.device
 
 
 def check_shape(name: str, tensor: Tensor, shape: tuple[int, ...], meaning: str) -> None:
@@ -45,10 +51,10 @@ def check_activation(name: str, tensor: Tensor, device: torch.device) -> None:
     check_last_contiguous(name, tensor)
 
 
-def check_caches(key_cache: Tensor, value_cache: Tensor, dtype: torch.dtype, device: torch.device) -> None:
+def check_caches(key_cache: Tensor, value_cache: Tensor, device: torch.device) -> None:
     """Checks a layer's caches [num_blocks, num_kv_heads, block_size, head_dim_k or _v] against each other."""
-    check_tensor("key_cache", key_cache, 4, dtype, device)
-    check_tensor("value_cache", value_cache, 4, dtype, device)
+    check_tensor("key_cache", key_cache, 4, None, device)
+    check_tensor("value_cache", value_cache, 4, key_cache.dtype, device)
     if key_cache.shape[:3] != value_cache.shape[:3]:
         raise ValueError(
             f"key_cache has shape {tuple(key_cache.shape)} and value_cache {tuple(value_cache.shape)}; "

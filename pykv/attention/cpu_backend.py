@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from pykv._core import CpuAttention
+from pykv.attention.scales import KvScales
 
 FORMATS = {
     torch.float32: 0,
@@ -39,6 +40,8 @@ def paged_attention(
     softcap: float | None,
     sinks: Tensor | None,
     out: Tensor,
+    kv_scales: KvScales | None = None,
+    log_sum_exp: Tensor | None = None,
     share_prefixes: bool = True,
     attention: CpuAttention = _attention,
 ) -> Tensor:
@@ -64,9 +67,8 @@ def paged_attention(
         window,
         softcap,
         None if sinks is None else (sinks.data_ptr(), len(sinks)),
-        None,
-        None,
-        None,
+        *scale_views(kv_scales),
+        None if log_sum_exp is None else (log_sum_exp.data_ptr(), log_sum_exp.stride()),
         torch.get_num_threads(),
         share_prefixes,
     )
@@ -74,7 +76,12 @@ def paged_attention(
 
 
 def write_kv(
-    key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor
+    key: Tensor,
+    value: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    slot_mapping: Tensor,
+    kv_scales: KvScales | None = None,
 ) -> None:
     """See `pykv.attention.write_kv`."""
     _attention.write_kv(
@@ -83,8 +90,7 @@ def write_kv(
         view(key_cache),
         view(value_cache),
         (slot_mapping.data_ptr(), len(slot_mapping)),
-        None,
-        None,
+        *scale_views(kv_scales),
         torch.get_num_threads(),
     )
 
@@ -93,6 +99,13 @@ def copy_blocks(key_caches: Sequence[Tensor], value_caches: Sequence[Tensor], pa
     """See `pykv.attention.copy_blocks`."""
     caches = [view(cache) for cache in (*key_caches, *value_caches)]
     _attention.copy_blocks(caches, (pairs.data_ptr(), len(pairs)), torch.get_num_threads())
+
+
+def scale_views(kv_scales: KvScales | None) -> tuple[Any, Any]:
+    """Returns the two numbers and the address and strides of the tensor, of which one is None."""
+    if isinstance(kv_scales, Tensor):
+        return None, (kv_scales.data_ptr(), kv_scales.stride())
+    return kv_scales, None
 
 
 def view(tensor: Tensor) -> tuple[int, Any, Any, int]:

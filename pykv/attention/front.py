@@ -9,6 +9,7 @@ from torch import Tensor
 
 from pykv.attention import checks, contents
 from pykv.attention.backends import backend_for
+from pykv.attention.scales import KvScales, check_scales
 
 
 def paged_attention(
@@ -24,7 +25,9 @@ def paged_attention(
     window: int | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
+    kv_scales: KvScales | None = None,
     out: Tensor | None = None,
+    log_sum_exp: Tensor | None = None,
     backend: str = "auto",
 ) -> Tensor:
     """Causal attention of new tokens to their sequences' paged keys and values.
@@ -38,7 +41,8 @@ def paged_attention(
         query: [num_tokens, num_heads, head_dim_k], last dimension contiguous; num_heads is a multiple of
             num_kv_heads.
         key_cache, value_cache: [num_blocks, num_kv_heads, block_size, head_dim_k or _v], the query's dtype,
-            any strides but a contiguous last dimension. Slots that no sequence owns may hold anything.
+            int8 or float8_e4m3fn; any strides but a contiguous last dimension. Slots that no sequence owns may
+            hold anything.
         block_tables: int32 [num_table_rows, max_blocks]; only the entries that a length needs are read.
         seq_lens: int32 [num_rows]. A row of length 0 gives zeros.
         query_starts: int32 [num_rows + 1], from 0 upwards. Tokens after the last start get zeros.
@@ -47,8 +51,13 @@ def paged_attention(
         window: tokens that a query sees, itself included; None: all.
         softcap: scores become softcap * tanh(score / softcap); None: as they are.
         sinks: [num_heads], a score for each head that takes weight in the softmax and adds no value; or None.
+        kv_scales: for caches of 8 bits: float32 [num_blocks, 2, num_kv_heads, block_size], a scale for each
+            token and head, first of the keys, then of the values; or two numbers, one for all keys and one for
+            all values.
         out: [num_tokens, num_heads, head_dim_v] of the query's dtype, last dimension contiguous, sharing no
             memory with an input; None: a new tensor.
+        log_sum_exp: float32 [num_tokens, num_heads], filled with the natural logarithm of the sum of the
+            exponentials of each row's scores, the sink included; minus infinity where a row sees nothing.
         backend: "auto", "torch", "cpu" or "triton".
 
     Returns:
@@ -59,14 +68,17 @@ def paged_attention(
         ValueError: a shape, stride, device or number does not fit; on a CPU also: a length or a block id is
             out of range. The message names the argument. Nothing was written.
     """
-    device = query.device
+    device = checks.device_of("query", query)
     checks.check_activation("query", query, device)
     checks.check_no_grad("query", query)
-    checks.check_caches(key_cache, value_cache, query.dtype, device)
+    checks.check_caches(key_cache, value_cache, device)
+    check_scales(kv_scales, key_cache, query.dtype)
     checks.check_heads(query, key_cache)
     checks.check_step(block_tables, seq_lens, query_starts, table_rows, device)
     checks.check_options(scale, window, softcap)
+    extras = _prepared_extras(kv_scales, log_sum_exp, query)
     loaded = backend_for(backend, device, query.dtype)
+    loaded.check_extras(extras)
     if device.type == "cpu" and not loaded.checks_contents:
         contents.check_rows(query.shape[0], block_tables, seq_lens, query_starts, table_rows)
         contents.check_tables(key_cache, block_tables, seq_lens, query_starts, table_rows, window)
@@ -83,6 +95,7 @@ def paged_attention(
         softcap=softcap,
         sinks=_prepared_sinks(sinks, query),
         out=_prepared_out(out, query, value_cache.shape[3]),
+        **extras,
     )
 
 
@@ -93,17 +106,19 @@ def write_kv(
     value_cache: Tensor,
     slot_mapping: Tensor,
     *,
+    kv_scales: KvScales | None = None,
     backend: str = "auto",
 ) -> None:
     """Scatters one step's keys and values into the paged cache.
 
     Args:
-        key, value: [num_tokens, num_kv_heads, head_dim_k or _v], dtype of the caches, last dimension
-            contiguous.
-        key_cache, value_cache: [num_blocks, num_kv_heads, block_size, head_dim_k or _v], any strides but a
-            contiguous last dimension; changed in place.
+        key, value: [num_tokens, num_kv_heads, head_dim_k or _v], last dimension contiguous.
+        key_cache, value_cache: [num_blocks, num_kv_heads, block_size, head_dim_k or _v], the keys' dtype, int8
+            or float8_e4m3fn; any strides but a contiguous last dimension; changed in place.
         slot_mapping: int64 [num_tokens]; slot = block_id * block_size + offset; -1 skips the token. Slots
             differ.
+        kv_scales: for caches of 8 bits, as `paged_attention` takes them. A tensor of scales is written for each
+            token; two numbers are used as they are.
         backend: "auto", "torch", "cpu" or "triton".
 
     Raises:
@@ -111,24 +126,33 @@ def write_kv(
         ValueError: a shape, stride or device does not fit; on a CPU also: a slot is out of range. Nothing was
             written.
     """
-    device = key.device
+    device = checks.device_of("key", key)
     checks.check_activation("key", key, device)
     checks.check_activation("value", value, device)
-    checks.check_caches(key_cache, value_cache, key.dtype, device)
+    checks.check_tensor("value", value, 3, key.dtype, device)
+    checks.check_caches(key_cache, value_cache, device)
+    check_scales(kv_scales, key_cache, key.dtype)
     checks.check_index("slot_mapping", slot_mapping, torch.int64, device)
     num_tokens = slot_mapping.shape[0]
     num_blocks, num_kv_heads, block_size, head_dim_k = key_cache.shape
     meaning = "(len(slot_mapping), num_kv_heads, head_dim)"
     checks.check_shape("key", key, (num_tokens, num_kv_heads, head_dim_k), meaning)
     checks.check_shape("value", value, (num_tokens, num_kv_heads, value_cache.shape[3]), meaning)
+    extras = {} if kv_scales is None else {"kv_scales": kv_scales}
     loaded = backend_for(backend, device, key.dtype)
+    loaded.check_extras(extras)
     if device.type == "cpu" and not loaded.checks_contents:
         contents.check_slots(slot_mapping, num_blocks * block_size)
-    loaded.functions.write_kv(key, value, key_cache, value_cache, slot_mapping)
+    loaded.functions.write_kv(key, value, key_cache, value_cache, slot_mapping, **extras)
 
 
 def copy_blocks(
-    key_caches: Sequence[Tensor], value_caches: Sequence[Tensor], pairs: Tensor, *, backend: str = "auto"
+    key_caches: Sequence[Tensor],
+    value_caches: Sequence[Tensor],
+    pairs: Tensor,
+    *,
+    kv_scales: Sequence[Tensor] = (),
+    backend: str = "auto",
 ) -> None:
     """Copies whole blocks, in every layer: what a sequence that shares a block needs before it writes to it.
 
@@ -136,6 +160,8 @@ def copy_blocks(
         key_caches, value_caches: one [num_blocks, num_kv_heads, block_size, head_dim_k or _v] tensor a layer;
             changed in place.
         pairs: int64 [num_pairs, 2], (source block, target block). Targets differ, and none is a source.
+        kv_scales: the layers' scales for each token and head, [num_blocks, 2, num_kv_heads, block_size]: they
+            are copied with their blocks.
         backend: "auto", "torch", "cpu" or "triton".
 
     Raises:
@@ -145,12 +171,16 @@ def copy_blocks(
     """
     if len(key_caches) != len(value_caches):
         raise ValueError(f"key_caches has {len(key_caches)} layers; value_caches has {len(value_caches)}")
-    device = pairs.device
+    device = checks.device_of("pairs", pairs)
     checks.check_tensor("pairs", pairs, 2, torch.int64, device)
     checks.check_shape("pairs", pairs, (pairs.shape[0], 2), "(num_pairs, 2)")
     checks.check_last_contiguous("pairs", pairs)
+    for scales in kv_scales:
+        checks.check_tensor("kv_scales", scales, 4, torch.float32, device)
+    key_caches = [*key_caches, *(scales[:, 0, :, :, None] for scales in kv_scales)]
+    value_caches = [*value_caches, *(scales[:, 1, :, :, None] for scales in kv_scales)]
     for key_cache, value_cache in zip(key_caches, value_caches, strict=True):
-        checks.check_caches(key_cache, value_cache, key_cache.dtype, device)
+        checks.check_caches(key_cache, value_cache, device)
     if not key_caches or not len(pairs):
         return
     loaded = backend_for(backend, device, key_caches[0].dtype)
@@ -167,6 +197,19 @@ def _prepared_sinks(sinks: Tensor | None, query: Tensor) -> Tensor | None:
     if not sinks.dtype.is_floating_point:
         raise TypeError(f"sinks has dtype {sinks.dtype}; it must be a float type")
     return sinks.detach().to(torch.float32).contiguous()
+
+
+def _prepared_extras(
+    kv_scales: KvScales | None, log_sum_exp: Tensor | None, query: Tensor
+) -> dict[str, KvScales | Tensor]:
+    extras: dict[str, KvScales | Tensor] = {}
+    if kv_scales is not None:
+        extras["kv_scales"] = kv_scales
+    if log_sum_exp is not None:
+        checks.check_tensor("log_sum_exp", log_sum_exp, 2, torch.float32, query.device)
+        checks.check_shape("log_sum_exp", log_sum_exp, tuple(query.shape[:2]), "(num_tokens, num_heads)")
+        extras["log_sum_exp"] = log_sum_exp
+    return extras
 
 
 def _prepared_out(out: Tensor | None, query: Tensor, head_dim_v: int) -> Tensor:

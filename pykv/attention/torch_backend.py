@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from pykv.attention.scales import KvScales, quantize, row_scales
+
 
 def paged_attention(
     query: Tensor,
@@ -22,9 +24,14 @@ def paged_attention(
     softcap: float | None,
     sinks: Tensor | None,
     out: Tensor,
+    kv_scales: KvScales | None = None,
+    log_sum_exp: Tensor | None = None,
 ) -> Tensor:
     """See `pykv.attention.paged_attention`. Sums in float32, or in float64 if the query is float64."""
+    key_scales, value_scales = sides(kv_scales)
     out.zero_()
+    if log_sum_exp is not None:
+        log_sum_exp.fill_(-torch.inf)
     starts = query_starts.tolist()
     rows = range(len(starts) - 1) if table_rows is None else table_rows.tolist()
     for index, (row, seq_len) in enumerate(zip(rows, seq_lens.tolist(), strict=True)):
@@ -33,40 +40,74 @@ def paged_attention(
         if num_queries == 0 or seq_len == 0:
             continue
         first = 0 if window is None else max(0, seq_len - num_queries - window + 1)
-        keys = gather(key_cache, block_tables[row], first, seq_len)
-        values = gather(value_cache, block_tables[row], first, seq_len)
+        keys = gather(key_cache, key_scales, block_tables[row], first, seq_len)
+        values = gather(value_cache, value_scales, block_tables[row], first, seq_len)
         visible = visibility(num_queries, first, seq_len, window, query.device)
         scores = capped(grouped_scores(query[tokens], keys) * scale, softcap)
-        weights = softmax(scores.masked_fill(~visible, -torch.inf), sinks)
+        scores = with_sinks(scores.masked_fill(~visible, -torch.inf), sinks)
+        weights = torch.softmax(scores, dim=-1)[..., : keys.shape[1]]
+        if log_sum_exp is not None:
+            log_sum_exp[tokens] = scores.logsumexp(dim=-1).T.float()
         out[tokens] = weighted_sum(weights, values, visible).to(out.dtype)
     return out
 
 
 def write_kv(
-    key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor
+    key: Tensor,
+    value: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    slot_mapping: Tensor,
+    kv_scales: KvScales | None = None,
 ) -> None:
     """See `pykv.attention.write_kv`."""
     tokens = torch.nonzero(slot_mapping >= 0).flatten()
     slots = slot_mapping[tokens]
     block_size = key_cache.shape[2]
     blocks, offsets = slots // block_size, slots % block_size
-    key_cache[blocks, :, offsets] = key[tokens]
-    value_cache[blocks, :, offsets] = value[tokens]
+    for cache, scales, rows in zip(
+        (key_cache, value_cache), sides(kv_scales), (key[tokens], value[tokens]), strict=True
+    ):
+        if isinstance(scales, Tensor):
+            scales[blocks, :, offsets] = row_scales(rows, cache.dtype)
+            rows = quantize(rows, scales[blocks, :, offsets], cache.dtype)
+        elif scales is not None:
+            rows = quantize(rows, torch.full_like(rows[..., 0], scales, dtype=torch.float32), cache.dtype)
+        cache.view(storage_dtype(cache))[blocks, :, offsets] = rows.view(storage_dtype(rows))
 
 
 def copy_blocks(key_caches: Sequence[Tensor], value_caches: Sequence[Tensor], pairs: Tensor) -> None:
     """See `pykv.attention.copy_blocks`."""
     sources, targets = pairs.unbind(1)
     for cache in (*key_caches, *value_caches):
-        cache[targets] = cache[sources]
+        bits = cache.view(storage_dtype(cache))
+        bits[targets] = bits[sources]
 
 
-def gather(cache: Tensor, table: Tensor, first: int, end: int) -> Tensor:
+def sides(kv_scales: KvScales | None) -> tuple[Tensor | float | None, Tensor | float | None]:
+    """Returns the scales of the keys and of the values: [num_blocks, num_kv_heads, block_size], or numbers."""
+    if kv_scales is None:
+        return None, None
+    if isinstance(kv_scales, Tensor):
+        return kv_scales[:, 0], kv_scales[:, 1]
+    return kv_scales
+
+
+def storage_dtype(tensor: Tensor) -> torch.dtype:
+    """Returns the dtype as which bytes are moved: torch indexes no float8."""
+    return torch.uint8 if tensor.dtype is torch.float8_e4m3fn else tensor.dtype
+
+
+def gather(cache: Tensor, scales: Tensor | float | None, table: Tensor, first: int, end: int) -> Tensor:
     """Returns [num_kv_heads, end - first, head_dim]: one sequence's positions [first, end), no other slot."""
     positions = torch.arange(first, end, device=cache.device)
     block_size = cache.shape[2]
     blocks = table[positions // block_size].long()
-    return cache[blocks, :, positions % block_size].transpose(0, 1)
+    rows = cache.view(storage_dtype(cache))[blocks, :, positions % block_size].view(cache.dtype)
+    if scales is None:
+        return rows.transpose(0, 1)
+    factors = scales[blocks, :, positions % block_size, None] if isinstance(scales, Tensor) else scales
+    return (rows.float() * factors).transpose(0, 1)
 
 
 def visibility(
@@ -93,12 +134,12 @@ def capped(scores: Tensor, softcap: float | None) -> Tensor:
     return scores if softcap is None else torch.tanh(scores / softcap) * softcap
 
 
-def softmax(scores: Tensor, sinks: Tensor | None) -> Tensor:
-    """Normalizes [num_heads, num_queries, num_keys] over the keys; a sink takes its share and is dropped."""
+def with_sinks(scores: Tensor, sinks: Tensor | None) -> Tensor:
+    """Adds each head's sink to [num_heads, num_queries, num_keys] as one more score."""
     if sinks is None:
-        return torch.softmax(scores, dim=-1)
+        return scores
     column = sinks.to(scores.dtype)[:, None, None].expand(-1, scores.shape[1], 1)
-    return torch.softmax(torch.cat([scores, column], dim=-1), dim=-1)[..., :-1]
+    return torch.cat([scores, column], dim=-1)
 
 
 def weighted_sum(weights: Tensor, values: Tensor, visible: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import pytest
@@ -88,9 +88,9 @@ def poisoned_cache(shape: Shape, num_blocks: int, head_dim: int) -> Tensor:
 
 def fill_sequence(cache: Tensor, blocks: list[int], tokens: Tensor) -> None:
     """Writes a sequence's tokens [seq_len, num_kv_heads, head_dim] into its blocks."""
-    block_size = cache.shape[2]
-    for position, token in enumerate(tokens):
-        cache[blocks[position // block_size], :, position % block_size] = token
+    positions = torch.arange(len(tokens))
+    ids = torch.tensor(blocks, dtype=torch.int64)[positions // cache.shape[2]]
+    cache[ids, :, positions % cache.shape[2]] = tokens
 
 
 def float64_attention(
@@ -101,22 +101,24 @@ def float64_attention(
     softcap: float | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """Attends with one query and one head at a time, in float64, from the sequences' own keys and values."""
+    """Attends with one query token at a time, in float64, from the sequences' own keys and values."""
     num_tokens, num_heads, head_dim = batch.query.shape
     out = torch.zeros(num_tokens, num_heads, batch.value_cache.shape[3], dtype=torch.float64)
+    group = num_heads // batch.key_cache.shape[1]
     starts = batch.query_starts.tolist()
     for row, length in enumerate(batch.seq_lens.tolist()):
-        for token in range(starts[row], starts[row + 1]):
+        keys = batch.keys[row].double().repeat_interleave(group, dim=1)
+        values = batch.values[row].double().repeat_interleave(group, dim=1)
+        for token in range(starts[row], starts[row + 1] if length else starts[row]):
             position = length - (starts[row + 1] - token)
-            first = 0 if window is None else max(0, position - window + 1)
-            for head in range(num_heads if length else 0):
-                kv_head = head * batch.key_cache.shape[1] // num_heads
-                keys = batch.keys[row][first : position + 1, kv_head].double()
-                scores = keys @ batch.query[token, head].double() * (scale or head_dim**-0.5)
-                scores = scores if softcap is None else softcap * torch.tanh(scores / softcap)
-                extra = scores.new_empty(0) if sinks is None else sinks[head : head + 1].double()
-                weights = torch.softmax(torch.cat([scores, extra]), 0)[: len(scores)]
-                out[token, head] = weights @ batch.values[row][first : position + 1, kv_head].double()
+            seen = slice(0 if window is None else max(0, position - window + 1), position + 1)
+            scores = torch.einsum("hd,khd->hk", batch.query[token].double(), keys[seen])
+            scores = scores * (head_dim**-0.5 if scale is None else scale)
+            scores = scores if softcap is None else softcap * torch.tanh(scores / softcap)
+            if sinks is not None:
+                scores = torch.cat([scores, sinks.double()[:, None]], dim=1)
+            weights = torch.softmax(scores, dim=1)[:, : keys[seen].shape[0]]
+            out[token] = torch.einsum("hk,khd->hd", weights, values[seen])
     return out
 
 
@@ -131,3 +133,12 @@ class Paging:
 @pytest.fixture
 def paging() -> type[Paging]:
     return Paging
+
+
+@pytest.fixture(params=[1, 2])
+def num_threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    """Lets torch, and so the CPU backend, use one thread and then two."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)

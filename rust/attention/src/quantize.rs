@@ -81,7 +81,7 @@ pub(crate) fn to_fp8(number: f32) -> u8 {
     let sign = ((number.to_bits() >> 24) & 0x80) as u8;
     let magnitude = number.abs();
     if magnitude.is_nan() {
-        return sign | 0x7f;
+        return 0x7f;
     }
     // From 448 on up, and below the halfway point to the next step under it, everything is 448.
     let magnitude = magnitude.min(FP8_MAX);

@@ -1,0 +1,145 @@
+"""Writing keys and values, and copying blocks, on every backend that runs on a CPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from pykv.attention import copy_blocks, write_kv
+
+BACKENDS = ["torch", "cpu"]
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+
+
+def caches(num_blocks=6, num_kv_heads=3, block_size=4, dims=(5, 8), dtype=torch.float32):
+    """Returns a key and a value cache whose numbers all differ."""
+    shapes = [(num_blocks, num_kv_heads, block_size, dim) for dim in dims]
+    return [torch.arange(torch.Size(shape).numel()).reshape(shape).to(dtype) for shape in shapes]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_tokens_go_to_their_slots_and_nothing_else_changes(backend, dtype, num_threads):
+    key_cache, value_cache = caches(dtype=dtype)
+    expected = [key_cache.clone(), value_cache.clone()]
+    slots = torch.tensor([5, -1, 23, 0, -1, 8])
+    key, value = torch.randn(6, 3, 5).to(dtype), torch.randn(6, 3, 8).to(dtype)
+    for token, slot in enumerate(slots.tolist()):
+        if slot >= 0:
+            expected[0][slot // 4, :, slot % 4] = key[token]
+            expected[1][slot // 4, :, slot % 4] = value[token]
+    write_kv(key, value, key_cache, value_cache, slots, backend=backend)
+    assert key_cache.equal(expected[0])
+    assert value_cache.equal(expected[1])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_padding_leaves_block_0_and_the_last_block_alone(backend):
+    key_cache, value_cache = caches()
+    before = [key_cache.clone(), value_cache.clone()]
+    write_kv(torch.ones(3, 3, 5), torch.ones(3, 3, 8), key_cache, value_cache, torch.tensor([5, -1, -1]))
+    for cache, old in zip((key_cache, value_cache), before, strict=True):
+        changed = (cache != old).any(dim=-1).nonzero()
+        assert changed.tolist() == [[1, head, 1] for head in range(3)]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_no_token_and_only_padding_write_nothing(backend):
+    key_cache, value_cache = caches()
+    before = key_cache.clone()
+    for count in (0, 4):
+        key, value = torch.ones(count, 3, 5), torch.ones(count, 3, 8)
+        slots = torch.full((count,), -1)
+        write_kv(key, value, key_cache, value_cache, slots, backend=backend)
+    assert key_cache.equal(before)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_rows_and_caches_may_be_strided(backend):
+    whole = torch.zeros(6, 2, 4, 3, 8)
+    key_cache, value_cache = whole[:, 0].transpose(1, 2), whole[:, 1].transpose(1, 2)
+    packed = torch.randn(2, 60)
+    key, value = packed[:, :24].view(2, 3, 8), packed[:, 30:54].view(2, 3, 8)
+    write_kv(key, value, key_cache, value_cache, torch.tensor([9, 2]), backend=backend)
+    assert key_cache[2, :, 1].equal(key[0])
+    assert value_cache[0, :, 2].equal(value[1])
+    assert whole.count_nonzero() == 2 * 2 * 3 * 8
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("slot", [-2, 24, 2**40])
+def test_a_slot_outside_the_cache_is_refused_before_anything_is_written(backend, slot):
+    key_cache, value_cache = caches()
+    before = key_cache.clone()
+    slots = torch.tensor([1, slot])
+    with pytest.raises(ValueError, match=rf"slot_mapping.* {slot}; allowed are -1 to 23"):
+        write_kv(torch.ones(2, 3, 5), torch.ones(2, 3, 8), key_cache, value_cache, slots, backend=backend)
+    assert key_cache.equal(before)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_long_prefill_is_written_by_several_threads(backend, num_threads):
+    key_cache, value_cache = caches(300, 4, 16, (64, 64))
+    key, value = torch.randn(4000, 4, 64), torch.randn(4000, 4, 64)
+    slots = torch.randperm(300 * 16)[:4000]
+    write_kv(key, value, key_cache, value_cache, slots, backend=backend)
+    assert key_cache[slots // 16, :, slots % 16].equal(key)
+    assert value_cache[slots // 16, :, slots % 16].equal(value)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.int8, torch.float8_e4m3fn])
+def test_copies_change_the_targets_alone(backend, dtype, num_threads):
+    layers = [caches(dtype=torch.int8) for _ in range(3)]
+    layers = [[cache.repeat(1, 1, 1, dtype.itemsize).view(dtype) for cache in layer] for layer in layers]
+    bits = [[cache.view(torch.uint8) for cache in layer] for layer in layers]
+    before = [[cache.clone() for cache in layer] for layer in bits]
+    keys, values = zip(*layers, strict=True)
+    copy_blocks(keys, values, torch.tensor([[1, 4], [1, 2], [5, 3]]), backend=backend)
+    for layer, old in zip(bits, before, strict=True):
+        for cache, expected in zip(layer, old, strict=True):
+            assert cache[[0, 1, 5]].equal(expected[[0, 1, 5]])
+            assert cache[[4, 2, 3]].equal(expected[[1, 1, 5]])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_copies_of_strided_caches(backend):
+    whole = torch.randn(6, 2, 4, 3, 8)
+    before = whole.clone()
+    copy_blocks(
+        [whole[:, 0].transpose(1, 2)],
+        [whole[:, 1].transpose(1, 2)],
+        torch.tensor([[5, 0]]),
+        backend=backend,
+    )
+    assert whole[0].equal(before[5])
+    assert whole[1:].equal(before[1:])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_scales_are_copied_with_their_blocks(backend):
+    key_cache, value_cache = caches(dtype=torch.int8)
+    scales = torch.rand(6, 2, 3, 4)
+    before = scales.clone()
+    copy_blocks([key_cache], [value_cache], torch.tensor([[2, 4]]), kv_scales=[scales], backend=backend)
+    assert scales[4].equal(before[2])
+    assert scales[:4].equal(before[:4])
+    assert key_cache[4].equal(key_cache[2])
+
+
+@pytest.mark.parametrize(
+    ("pairs", "message"),
+    [
+        ([[1, 6]], "block 6"),
+        ([[-1, 2]], "block -1"),
+        ([[1, 2], [3, 2]], "distinct targets"),
+        ([[1, 2], [2, 3]], "no target may be a source"),
+    ],
+)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_wrong_pairs_are_refused_before_anything_is_copied(backend, pairs, message):
+    key_cache, value_cache = caches()
+    before = key_cache.clone()
+    with pytest.raises(ValueError, match=message):
+        copy_blocks([key_cache], [value_cache], torch.tensor(pairs), backend=backend)
+    assert key_cache.equal(before)
