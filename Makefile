@@ -16,8 +16,9 @@ export VIRTUAL_ENV := $(abspath $(VENV))
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve test test-rust test-loom test-python test-long lint stubs ci bench proto wheel clean fuzz toolchain
+.PHONY: help setup demo serve test test-build test-rust test-loom test-python test-long lint stubs ci bench proto wheel clean fuzz toolchain
 .DELETE_ON_ERROR:
+.NOTPARALLEL:
 
 help:  ## Lists the commands
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{ printf "%-18s %s\n", $$1, $$2 }'
@@ -62,13 +63,21 @@ serve: setup  ## Runs the daemon until it is stopped: make serve ARGS="--port 50
 
 # --- checking ---------------------------------------------------------------------------------------------------
 
-test: setup test-rust test-loom test-python  ## All tests in their fast forms
+test: setup test-build test-rust test-loom test-python  ## All tests in their fast forms
+
+CARGO_TEST := cargo test --workspace
+CARGO_LOOM := RUSTFLAGS="--cfg loom" cargo test --package pykv-core --release --lib --target-dir target/loom
+
+test-build: | toolchain
+	@echo "==> Compiling the Rust tests"
+	@$(CARGO_TEST) --no-run
+	@$(CARGO_LOOM) --no-run
 
 test-rust: | toolchain
-	$(LIMIT) cargo test --workspace --quiet
+	$(LIMIT) $(CARGO_TEST) --quiet
 
 test-loom: | toolchain
-	RUSTFLAGS="--cfg loom" $(LIMIT) cargo test --package pykv-core --release --lib --quiet --target-dir target/loom loom
+	$(LIMIT) env $(CARGO_LOOM) --quiet loom
 
 test-python: setup
 	$(PYTEST) -m "not long"

@@ -12,6 +12,11 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 CARGO_FOLDER = ROOT / "target" / "packaging"
+CARGO_SETTINGS = {
+    "CARGO_TARGET_DIR": str(CARGO_FOLDER),
+    "CARGO_PROFILE_RELEASE_LTO": "off",
+    "CARGO_PROFILE_RELEASE_CODEGEN_UNITS": "16",
+}
 SITE_PACKAGES = Path(sysconfig.get_path("purelib"))
 
 
@@ -43,7 +48,8 @@ def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Compiled anew from the sdist; only other people's crates are kept from an earlier run.
 
-    The files of an sdist all bear one old date, so cargo would take an earlier build of our crates for fresh.
+    The files of an sdist all bear one old date, so cargo would take an earlier build of our crates for fresh. What
+    optimizes over crates is left out here: it takes most of the time and changes nothing that these tests look at.
     """
     out = tmp_path_factory.mktemp("wheel")
     own = [
@@ -53,7 +59,7 @@ def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     ]
     run("cargo", "clean", "--release", "--target-dir", CARGO_FOLDER, *own, cwd=ROOT)
     pip = (sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-index", "--no-build-isolation")
-    run(*pip, "--wheel-dir", out, sdist, cwd=out, CARGO_TARGET_DIR=str(CARGO_FOLDER))
+    run(*pip, "--wheel-dir", out, sdist, cwd=out, **CARGO_SETTINGS)
     (archive,) = out.glob("*.whl")
     return archive
 
