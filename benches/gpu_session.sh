@@ -5,8 +5,8 @@
 #   benches/gpu_session.sh [--out FILE] [--budget SECONDS] [--only PARTS]   where a GPU, torch, triton and transformers are
 #   benches/gpu_session.sh --dry-run [--out FILE]                       on a CPU, tiny sizes, in Triton's interpreter
 #
-# Nothing is fetched: the wheel in dist/ is used if there is one (make wheel), else the working tree, where the engine's
-# part needs the compiled core. PYTHON names the interpreter.
+# Nothing is fetched: the newest wheel in dist/ is used if there is one (make wheel; git ignores that folder), else the
+# working tree, where the engine's part needs the compiled core. PYTHON names the interpreter.
 set -uo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 python=${PYTHON:-python3}

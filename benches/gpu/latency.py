@@ -55,8 +55,25 @@ def public_call(problem: PagedProblem) -> None:
     )
 
 
+def replay_another_step(part: Part) -> None:
+    """A captured step, replayed with other queries, other lengths and a padding row, is the step it should be."""
+    for rows in (((1, 900), (1, 300), (1, 600)), ((5, 900), (1, 300), (70, 600))):
+        problem = build_problem(Shape(rows), part.machine.device)
+        graph = part.machine.captured([problem.attend])
+        problem.query.normal_()
+        problem.batch.seq_lens[1] = 0
+        problem.out.fill_(float("nan"))
+        graph.replay()
+        case = f"replay of {len(problem.query)} tokens"
+        part.report.add(case, "relative error", problem.relative_error([0, 2]), "1")
+        padding = problem.out[problem.batch.query_starts[1] : problem.batch.query_starts[2]]
+        part.report.add(case, "equal", bool((padding == 0).all()), "bool")
+
+
 if __name__ == "__main__":
     opened = open_part("latency")
     cases = DRY_CASES if opened.machine.dry else CASES
     for name in opened.cases(list(cases)):
         opened.attempt(name, lambda name=name: measure(opened, name, cases[name]))
+    if not opened.machine.dry and opened.slice is None:
+        opened.attempt("replay", lambda: replay_another_step(opened))

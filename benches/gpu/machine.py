@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from report import Report
 
@@ -54,15 +55,7 @@ class Machine:
     def _graph_seconds(self, calls: Sequence[Callable[[], object]], rounds: int) -> float:
         import torch
 
-        stream = torch.cuda.Stream()
-        with torch.cuda.stream(stream):
-            for call in calls:
-                call()
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            for call in calls:
-                call()
+        graph = self.captured(calls)
         for _ in range(3):
             graph.replay()
         marks = [
@@ -75,6 +68,22 @@ class Machine:
             end.record()
         torch.cuda.synchronize()
         return statistics.median(begin.elapsed_time(end) for begin, end in marks) / 1e3
+
+    def captured(self, calls: Sequence[Callable[[], object]]) -> Any:
+        """The calls as a CUDA graph, each of them made once before."""
+        import torch
+
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for call in calls:
+                call()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for call in calls:
+                call()
+        return graph
 
     def eager_seconds(self, call: Callable[[], object], rounds: int = 50) -> float:
         """The median time between two calls that the host launches one by one, waiting for neither."""
