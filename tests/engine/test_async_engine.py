@@ -333,7 +333,7 @@ async def test_a_huge_text_stalls_no_stream(endless):
         gaps.append(time.perf_counter() - start)
     with pytest.raises(CapacityError):
         await refusing
-    assert max(gaps) < 0.5
+    assert max(gaps) < 2.0
     await running.aclose()
 
 
