@@ -1,5 +1,28 @@
+from typing import Any, TypeAlias, final
+
+from numpy.typing import NDArray
 from typing_extensions import Buffer
-from typing import final
+
+__all__ = [
+    "BlockPool",
+    "BlockTable",
+    "CpuAttention",
+    "Plan",
+    "PrefixCache",
+    "RequestSummary",
+    "Scheduler",
+    "SchedulerStats",
+    "StepBuffers",
+    "replay_recording",
+]
+
+_Array: TypeAlias = Buffer | NDArray[Any]
+# Addresses, shapes and strides of tensors.
+_Activation: TypeAlias = tuple[int, tuple[int, int, int], tuple[int, int, int], int]
+_Cache: TypeAlias = tuple[int, tuple[int, int, int, int], tuple[int, int, int, int], int]
+_TokenScales: TypeAlias = tuple[int, tuple[int, int, int, int]]
+_Flat: TypeAlias = tuple[int, int]
+_Step: TypeAlias = tuple[tuple[int, tuple[int, ...], tuple[int, ...]], _Flat, _Flat, _Flat | None]
 
 @final
 class StepBuffers:
@@ -7,23 +30,23 @@ class StepBuffers:
         cls,
         *,
         max_num_seqs: int,
-        token_ids: Buffer,
-        positions: Buffer,
-        slot_mapping: Buffer,
-        query_starts: Buffer,
-        seq_lens: Buffer,
-        table_rows: Buffer,
-        block_tables: Buffer,
-        swap_out_pairs: Buffer,
-        swap_in_pairs: Buffer,
-        copy_pairs: Buffer,
-        sample_indices: Buffer,
-        sample_rows: Buffer,
-        sample_positions: Buffer,
-        placed_requests: Buffer,
-        placed_children: Buffer,
-        placed_rows: Buffer,
-        finish_reasons: Buffer,
+        token_ids: _Array,
+        positions: _Array,
+        slot_mapping: _Array,
+        query_starts: _Array,
+        seq_lens: _Array,
+        table_rows: _Array,
+        block_tables: _Array,
+        swap_out_pairs: _Array,
+        swap_in_pairs: _Array,
+        copy_pairs: _Array,
+        sample_indices: _Array,
+        sample_rows: _Array,
+        sample_positions: _Array,
+        placed_requests: _Array,
+        placed_children: _Array,
+        placed_rows: _Array,
+        finish_reasons: _Array,
     ) -> StepBuffers: ...
 
 @final
@@ -156,7 +179,7 @@ class Scheduler:
     ) -> Scheduler: ...
     def submit(
         self,
-        prompt: Buffer,
+        prompt: _Array,
         *,
         max_tokens: int | None,
         num_samples: int,
@@ -169,7 +192,7 @@ class Scheduler:
     def abort(self, request: int) -> bool: ...
     def plan(self, buffers: StepBuffers, now: float) -> Plan | None: ...
     def apply(
-        self, plan: Plan, sampled: Buffer, outcomes: Buffer, failed_rows: Buffer | None = None
+        self, plan: Plan, sampled: _Array, outcomes: _Array, failed_rows: _Array | None = None
     ) -> list[RequestSummary]: ...
     def discard(self, plan: Plan) -> None: ...
     def set_costs(self, *, seconds_per_token: float, seconds_per_block: float) -> None: ...
@@ -203,14 +226,60 @@ class BlockTable:
 @final
 class PrefixCache:
     def __new__(cls, pool: BlockPool, hash_seed: int) -> PrefixCache: ...
-    def probe(self, tokens: Buffer, scope: bytes, max_blocks: int) -> int: ...
-    def share(self, tokens: Buffer, scope: bytes, max_blocks: int) -> tuple[BlockTable, int]: ...
+    def probe(self, tokens: _Array, scope: bytes, max_blocks: int) -> int: ...
+    def share(self, tokens: _Array, scope: bytes, max_blocks: int) -> tuple[BlockTable, int]: ...
     def extend(self, table: BlockTable, count: int) -> None: ...
-    def publish(self, table: BlockTable, tokens: Buffer, scope: bytes, num_tokens: int) -> bool: ...
+    def publish(self, table: BlockTable, tokens: _Array, scope: bytes, num_tokens: int) -> bool: ...
     def reset(self) -> None: ...
     def count(self) -> tuple[int, int, int, int, int]:
         """(free, cached, active, total) blocks, and how often one was evicted."""
     def check(self) -> None: ...
+
+@final
+class CpuAttention:
+    """Attention on the CPU: its threads and scratch memory."""
+
+    def __new__(cls, instructions: str | None = None) -> CpuAttention: ...
+    @property
+    def instructions(self) -> str:
+        """The name of the instructions that are used."""
+
+    def paged_attention(
+        self,
+        query: _Activation,
+        key_cache: _Cache,
+        value_cache: _Cache,
+        out: _Activation,
+        step: _Step,
+        scale: float,
+        window: int | None,
+        softcap: float | None,
+        sinks: _Flat | None,
+        tensor_scales: tuple[float, float] | None,
+        token_scales: _TokenScales | None,
+        log_sum_exp: tuple[int, tuple[int, ...]] | None,
+        num_threads: int,
+        share_prefixes: bool,
+    ) -> None:
+        """Fills `out`. The caller keeps the tensors alive and lets nobody write them meanwhile."""
+
+    def write_kv(
+        self,
+        key: _Activation,
+        value: _Activation,
+        key_cache: _Cache,
+        value_cache: _Cache,
+        slots: _Flat,
+        tensor_scales: tuple[float, float] | None,
+        token_scales: _TokenScales | None,
+        num_threads: int,
+    ) -> None:
+        """Writes each token's key and value to its slot."""
+
+    def copy_blocks(self, caches: list[_Cache], pairs: _Flat, num_threads: int) -> None:
+        """Copies each pair's first block to its second, in every cache."""
+
+    def read(self, address: int, num_words: int, num_threads: int) -> int: ...
 
 def replay_recording(bytes: bytes) -> tuple[int, int]:
     """Makes the calls of a recording again: how many there were, and how many of them planned a step."""
