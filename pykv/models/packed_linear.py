@@ -15,16 +15,16 @@ SMALLEST_WEIGHT = 1 << 14
 # Rows of the self-check: one, a few and many take different paths in the library.
 CHECKED_ROWS = (1, 5, 40)
 
-# Largest error of the self-check against the plain layer, relative to the largest result.
+# Largest error of the self-check against the plain product, relative to the largest result.
 TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 4e-3}
 
 
 @dataclass(frozen=True, slots=True)
 class PackedLinear:
-    """Computes what `nn.Linear` computes, from a weight that oneDNN has reordered.
+    """Computes what `torch.nn.functional.linear` computes, from a weight that oneDNN has reordered.
 
-    Reading a plain weight makes the library reorder it in each call, which for a few rows takes longer than
-    the product itself.
+    From a plain weight the library reorders it in each call, which for a few rows takes longer than the product
+    itself.
 
     Attributes:
         weight: an opaque tensor; only this class reads it.
@@ -37,11 +37,9 @@ class PackedLinear:
     out_features: int
 
     @classmethod
-    def of(cls, linear: nn.Linear, weight: Tensor) -> PackedLinear:
-        """Packs `weight`, the weight of `linear`; both stay as they are."""
-        packed = torch.ops.mkldnn._reorder_linear_weight(weight, None)
-        bias = None if linear.bias is None else linear.bias.detach()
-        return cls(packed, bias, linear.out_features)
+    def of(cls, weight: Tensor, bias: Tensor | None) -> PackedLinear:
+        """Packs a weight [out_features, in_features], which itself stays as it is."""
+        return cls(torch.ops.mkldnn._reorder_linear_weight(weight, None), bias, weight.shape[0])
 
     def compute(self, input: Tensor) -> Tensor:
         """[..., in_features] to [..., out_features]."""
@@ -64,14 +62,14 @@ class PackedLinear:
         return bool(error <= TOLERANCES[weight.dtype] * expected.abs().max())
 
 
-def can_pack(linear: nn.Module) -> bool:
+def can_pack(layer: nn.Module) -> bool:
     """Whether this layer is a plain linear one, on a CPU and in a type whose packed form is faster."""
-    if type(linear) is not nn.Linear or linear.weight.device.type != "cpu":
+    if type(layer) is not nn.Linear or layer.weight.device.type != "cpu":
         return False
     return (
-        linear.weight.numel() >= SMALLEST_WEIGHT
-        and linear.weight.is_contiguous()
-        and _is_served(linear.weight.dtype)
+        layer.weight.numel() >= SMALLEST_WEIGHT
+        and layer.weight.is_contiguous()
+        and _is_served(layer.weight.dtype)
     )
 
 

@@ -12,12 +12,21 @@ from torch import nn
 from pykv.models import load_model
 from pykv.models.acceleration import pack_linears
 from pykv.models.packed_linear import PackedLinear, can_pack
+from pykv.models.siblings import Siblings
 
 DTYPES = [torch.float32, torch.bfloat16]
 
 
+def siblings_of(layer: nn.Module) -> Siblings | None:
+    """The product that the layer shares with others."""
+    owner = getattr(getattr(layer.forward, "func", None), "__self__", None)
+    return owner if isinstance(owner, Siblings) else None
+
+
 def is_packed(layer: nn.Module) -> bool:
-    return isinstance(getattr(layer.forward, "__self__", None), PackedLinear)
+    shared = siblings_of(layer)
+    compute = layer.forward if shared is None else shared._compute
+    return isinstance(getattr(compute, "__self__", None), PackedLinear)
 
 
 def make_pair(dtype: torch.dtype) -> nn.Sequential:
@@ -106,6 +115,76 @@ def test_packing_that_computes_something_else_is_dropped(monkeypatch: pytest.Mon
     assert pack_linears(kept, lambda: True) == 0
     inputs = torch.ones(3, 128)
     assert torch.equal(kept(inputs), plain(inputs))
+
+
+class Branches(nn.Module):
+    """Two layers of one input, and a third of another one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right, self.last = nn.Linear(128, 192), nn.Linear(128, 128), nn.Linear(192, 128)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        left, right = self.left(inputs), self.right(inputs)
+        return self.join(left, right)
+
+    def join(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+        return self.last(left) * right
+
+
+class ContiguousBranches(Branches):
+    """As its base, but it takes the shape of a result for that of its memory."""
+
+    def join(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+        return self.last(left) * right.view(-1).view(right.shape)
+
+
+@pytest.mark.parametrize(("kind", "num_siblings"), [(Branches, 2), (ContiguousBranches, 0)])
+def test_layers_with_one_input_become_one_product(kind: type[Branches], num_siblings: int) -> None:
+    torch.manual_seed(0)
+    module = kind().requires_grad_(False)
+    inputs = torch.randn(5, 128)
+    expected = module(inputs)
+    assert pack_linears(module, lambda: not module(inputs).isnan().any()) == 3
+    assert sum(siblings_of(layer) is not None for layer in module.children()) == num_siblings
+    assert all(is_packed(layer) for layer in module.children())
+    for _ in range(2):
+        torch.testing.assert_close(module(inputs), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_siblings_compute_once_for_an_input_and_again_for_another() -> None:
+    calls: list[torch.Tensor] = []
+
+    def double(input: torch.Tensor) -> torch.Tensor:
+        calls.append(input)
+        return 2 * input
+
+    siblings = Siblings(double, [1, 2])
+    first, second = torch.arange(3.0), torch.arange(3.0, 6.0)
+    assert siblings.part(0, first).tolist() == [0]
+    assert siblings.part(1, first).tolist() == [2, 4]
+    assert len(calls) == 1
+    assert siblings.part(1, first).tolist() == [2, 4]  # all parts were given out: computed anew
+    assert siblings.part(1, first).tolist() == [2, 4]  # this part was given out
+    assert siblings.part(0, second).tolist() == [6]  # another input
+    assert len(calls) == 4
+    assert calls[-1] is second
+
+
+def test_attention_and_feed_forward_of_a_model_are_joined(
+    make_model: Any, tiny_tokenizer: Any, tmp_path: Path
+) -> None:
+    make_model("llama", hidden_size=256, intermediate_size=256).save_pretrained(tmp_path)
+    tiny_tokenizer.save_pretrained(tmp_path)
+    model, _ = load_model(tmp_path, device="cpu")
+    for layer in model.module.model.layers:
+        attention, feed_forward = layer.self_attn, layer.mlp
+        joined = siblings_of(attention.q_proj)
+        assert joined is not None
+        assert siblings_of(attention.k_proj) is joined
+        assert siblings_of(attention.v_proj) is joined
+        assert siblings_of(feed_forward.gate_proj) is siblings_of(feed_forward.up_proj)
+        assert siblings_of(attention.o_proj) is None
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
