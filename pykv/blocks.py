@@ -106,7 +106,7 @@ class BlockTable:
         self._native.extend(count)
 
     def fork(self) -> BlockTable:
-        """Returns a second table over the same blocks: copy a block before one of both writes it (`copy_on_write`)."""
+        """Returns a second table over the same blocks; `copy_on_write` comes before one of both writes."""
         return BlockTable(self._native.fork())
 
     def truncate(self, length: int) -> None:
@@ -144,8 +144,8 @@ class BlockTable:
 class PrefixCache:
     """Published blocks that later sequences find again, over a pool that nobody else publishes in.
 
-    A hit has the same tokens in the same scope from position 0 on, by comparison. Blocks that nobody uses make room when
-    others are needed, leaves first, least recently used first.
+    A hit has the same tokens in the same scope from position 0 on, by comparison. Blocks that nobody uses make room
+    when others are needed, leaves first, least recently used first.
 
     Args:
         pool: the pool whose blocks are cached.
