@@ -22,11 +22,12 @@ def run_compiled(selection: str, cache: Path) -> None:
     )
     environment.pop("TRITON_INTERPRET", None)
     command = [sys.executable, "-m", "pytest", str(FOLDER / "compiled"), "-q", "-m", selection]
-    command += ["-p", "no:cacheprovider"]
+    command += ["-p", "no:cacheprovider", "--timeout", "1800"]
     finished = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert finished.returncode == 0, finished.stdout[-20000:] + finished.stderr[-5000:]
 
 
+@pytest.mark.timeout(600)  # a session of many tests, each with a limit of its own
 def test_kernels_compile_ahead_of_time(tmp_path: Path) -> None:
     run_compiled("not long", tmp_path)
 

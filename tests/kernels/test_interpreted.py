@@ -35,10 +35,12 @@ def run_interpreted(selection: str) -> None:
     assert finished.returncode == 0, finished.stdout[-20000:] + finished.stderr[-5000:]
 
 
+@pytest.mark.timeout(600)  # a session of many tests, each with a limit of its own
 def test_kernels_are_right_in_the_interpreter() -> None:
     run_interpreted("not long")
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1800)
 def test_kernels_are_right_in_the_interpreter_in_every_combination() -> None:
     run_interpreted("long")
