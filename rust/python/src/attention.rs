@@ -3,8 +3,8 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use pykv_attention::{
-    ActivationView, Attention, AttentionCall, CacheView, Error, Format, InstructionSet, LogSumExpView, Options,
-    Scales, ScalesView, StepView, WriteCall,
+    ActivationView, Attention, AttentionCall, CacheView, Error, Format, InstructionSet, LogSumExpView,
+    Options, Scales, ScalesView, StepView, WriteCall,
 };
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -80,8 +80,10 @@ impl CpuAttention {
             value_cache: cache(value_cache)?,
             scales: scales(tensor_scales, token_scales),
             out: activation(out)?,
-            log_sum_exp: log_sum_exp
-                .map(|(address, (token, head))| LogSumExpView { address: address as _, strides: [token, head] }),
+            log_sum_exp: log_sum_exp.map(|(address, (token, head))| LogSumExpView {
+                address: address as _,
+                strides: [token, head],
+            }),
             step,
             options: Options { scale, window, softcap, sinks },
             num_threads,
@@ -123,7 +125,13 @@ impl CpuAttention {
 
     /// Copies each pair's first block to its second, in every cache. Python's side checked that no target comes twice
     /// or is a source.
-    fn copy_blocks(&self, py: Python<'_>, caches: Vec<Cache>, pairs: Array, num_threads: usize) -> PyResult<()> {
+    fn copy_blocks(
+        &self,
+        py: Python<'_>,
+        caches: Vec<Cache>,
+        pairs: Array,
+        num_threads: usize,
+    ) -> PyResult<()> {
         let caches = caches.into_iter().map(cache).collect::<PyResult<Vec<_>>>()?;
         // SAFETY: Python's side took address and length from a tensor that it holds until this returns.
         let pairs: &[[i64; 2]] = unsafe { slice(pairs) };
@@ -150,12 +158,8 @@ fn run<T: Send>(py: Python<'_>, work: impl FnOnce() -> Result<T, Error> + Send) 
 }
 
 fn instruction_set(name: &str) -> PyResult<InstructionSet> {
-    let all = [
-        InstructionSet::Portable,
-        InstructionSet::Avx2,
-        InstructionSet::Avx512,
-        InstructionSet::Avx512Bf16,
-    ];
+    let all =
+        [InstructionSet::Portable, InstructionSet::Avx2, InstructionSet::Avx512, InstructionSet::Avx512Bf16];
     all.into_iter().find(|set| set.name() == name).ok_or_else(|| {
         let names = all.map(InstructionSet::name).join(", ");
         PyValueError::new_err(format!("instructions is {name:?}; allowed are {names}"))
@@ -213,7 +217,8 @@ fn scales(tensor: Option<(f32, f32)>, token: Option<TokenScales>) -> Scales {
 unsafe fn step_view<'a>((tables, seq_lens, query_starts, table_rows): Step) -> StepView<'a> {
     let (address, (num_table_rows, num_columns), (table_stride, _)) = tables;
     let table_stride = table_stride.unsigned_abs();
-    let len = if num_columns == 0 { 0 } else { num_table_rows.saturating_sub(1) * table_stride + num_columns };
+    let len =
+        if num_columns == 0 { 0 } else { num_table_rows.saturating_sub(1) * table_stride + num_columns };
     // SAFETY: by this function's contract.
     unsafe {
         StepView {
