@@ -61,7 +61,7 @@ class Daemon:
         await self._server.start(sock=listener, backlog=BACKLOG)
         try:
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._shutdown.watch_signals)
+                await tasks.start(self._shutdown.watch_signals)  # before the model is read: that takes long
                 await self._serve()
                 tasks.cancel_scope.cancel()
         finally:

@@ -4,6 +4,7 @@ import signal
 
 import anyio
 import structlog
+from anyio.abc import TaskStatus
 
 from pykv.service.calls import Calls
 from pykv.service.errors import ShuttingDownError
@@ -25,9 +26,10 @@ class Shutdown:
         self._requested = anyio.Event()
         self._patience = anyio.CancelScope()
 
-    async def watch_signals(self) -> None:
-        """Takes SIGTERM and SIGINT as requests; runs until it is cancelled."""
+    async def watch_signals(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
+        """Takes SIGTERM and SIGINT as requests, from when it has started; runs until it is cancelled."""
         with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+            task_status.started()
             async for received in signals:
                 log.info("signal received", signal=received.name)
                 self.request()
