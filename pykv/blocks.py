@@ -63,11 +63,12 @@ class BlockPool:
                 raise ConfigError(f"{field} is {value!r}: allowed is an integer from {low} to {high}")
         self.num_blocks = num_blocks
         self.block_size = block_size
+        self.is_cached = False
         self._native = _core.BlockPool(num_blocks, block_size)
 
     def table(self) -> BlockTable:
         """Returns a table of no blocks."""
-        return BlockTable(self._native.table())
+        return BlockTable(self._native.table(), self)
 
     def references(self, block_id: int) -> int:
         """Returns how many tables hold a block.
@@ -86,8 +87,9 @@ class BlockPool:
 class BlockTable:
     """One sequence's blocks, in order. Dropping the table gives them back; so does `truncate(0)`."""
 
-    def __init__(self, native: _core.BlockTable) -> None:
+    def __init__(self, native: _core.BlockTable, pool: BlockPool) -> None:
         self._native = native
+        self.pool = pool
 
     def __len__(self) -> int:
         return len(self._native)
@@ -107,7 +109,7 @@ class BlockTable:
 
     def fork(self) -> BlockTable:
         """Returns a second table over the same blocks; `copy_on_write` comes before one of both writes."""
-        return BlockTable(self._native.fork())
+        return BlockTable(self._native.fork(), self.pool)
 
     def truncate(self, length: int) -> None:
         """Gives back the blocks from `length` on.
@@ -149,9 +151,15 @@ class PrefixCache:
 
     Args:
         pool: the pool whose blocks are cached.
+
+    Raises:
+        ConfigError: another cache publishes in the pool already.
     """
 
     def __init__(self, pool: BlockPool) -> None:
+        if pool.is_cached:
+            raise ConfigError("pool has a prefix cache already: allowed is one")
+        pool.is_cached = True
         self.pool = pool
         self._native = _core.PrefixCache(pool._native, secrets.randbits(64))
 
@@ -184,14 +192,16 @@ class PrefixCache:
         limit = len(array) - 1 if max_tokens is None else max_tokens
         _check_count("max_tokens", limit)
         table, hits = self._native.share(array, scope, limit // self.pool.block_size)
-        return BlockTable(table), hits * self.pool.block_size
+        return BlockTable(table, self.pool), hits * self.pool.block_size
 
     def extend(self, table: BlockTable, count: int) -> None:
         """Takes blocks for a table, evicting cached ones where too few are free.
 
         Raises:
+            InvalidRequestError: the table is another pool's.
             OutOfBlocksError: not even so there are enough; none was taken.
         """
+        self._check_own(table)
         _check_count("count", count)
         self._native.extend(table._native, count)
 
@@ -215,8 +225,9 @@ class PrefixCache:
             Whether the table changed: where an equal block is cached already, the table goes over to that one.
 
         Raises:
-            InvalidRequestError: `num_tokens` passes the tokens or the blocks.
+            InvalidRequestError: `num_tokens` passes the tokens or the blocks, or the table is another pool's.
         """
+        self._check_own(table)
         _check_count("num_tokens", num_tokens)
         return self._native.publish(table._native, as_token_array(tokens, "tokens"), scope, num_tokens)
 
@@ -240,6 +251,10 @@ class PrefixCache:
             PoisonedError: an invariant of docs/invariants.md does not hold.
         """
         self._native.check()
+
+    def _check_own(self, table: BlockTable) -> None:
+        if not isinstance(table, BlockTable) or table.pool is not self.pool:
+            raise InvalidRequestError(f"table is {table!r}: allowed is a table of this cache's pool", "table")
 
 
 def _check_count(field: str, value: int) -> None:

@@ -298,6 +298,7 @@ class Scheduler:
 
         Raises:
             StepError: a step is in flight, or the buffers were made for another configuration; nothing was changed.
+            InvalidRequestError: `now` is negative or no finite number; nothing was changed.
         """
         if self._recording is not None and not self._recording.closed:
             self._recording.write_pending()

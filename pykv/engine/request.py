@@ -134,7 +134,11 @@ class Sequence:
     def retract(self) -> None:
         """Takes the last token back; the tokens before it are decoded again."""
         self.output_token_ids.pop()
-        self.text, self.stop_reason = "", None
+        self.decode_again()
+
+    def decode_again(self) -> None:
+        """Makes the text's state anew, from the tokens that count; what went wrong with a later one is forgotten."""
+        self.text, self.stop_reason, self.error = "", None, None
         self._text_stream = self.request.new_text()
         if self._text_stream is not None:
             for token_id in self.output_token_ids:

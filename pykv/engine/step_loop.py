@@ -235,6 +235,11 @@ class StepLoop:
             if reason in DOES_NOT_COUNT:
                 if outcomes[index] != OUTCOME_FAILED:
                     self._retract(sequence, row)
+                elif (
+                    reason == FinishReason.VOID
+                ):  # what it was drawn from was not computed: no fault of its own
+                    sequence.decode_again()
+                    self._sampler.place(row, sequence.placement())
                 if reason != FinishReason.VOID:
                     self._finish(sequence, FINISH_REASONS[reason])
                     deltas.add(sequence, ())
@@ -279,4 +284,5 @@ def _advanced(sequence: Sequence, token_id: int, failed: bool) -> int:
         return sequence.advance(token_id)
     except Exception as error:
         sequence.error = f"the text could not be decoded: {raised_within(error)}"
+        sequence.output_token_ids.pop()
         return OUTCOME_FAILED

@@ -140,7 +140,7 @@ class SamplingParams:
         self._set("min_p", checks.real("min_p", self.min_p, 0.0, 1.0))
         for name in ("presence_penalty", "frequency_penalty"):
             self._set(name, checks.real(name, getattr(self, name), -2.0, 2.0))
-        penalty = checks.real("repetition_penalty", self.repetition_penalty, 0.0, 100.0, above_low=True)
+        penalty = checks.real("repetition_penalty", self.repetition_penalty, 0.01, 100.0)
         self._set("repetition_penalty", penalty)
 
     def _set_optional_integer(self, name: str, low: int, high: int) -> None:

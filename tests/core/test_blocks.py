@@ -106,12 +106,20 @@ def test_a_pool_that_cannot_be_is_refused(field: str, arguments: tuple[int, int]
         BlockPool(*arguments)
 
 
+def published_table(cache: PrefixCache) -> BlockTable:
+    table, _ = cache.share([1, 2, 3, 4, 5])
+    cache.extend(table, 2)
+    cache.publish(table, [1, 2, 3, 4, 5], num_tokens=5)
+    return table
+
+
 def test_what_a_table_does_not_have_is_refused_by_name() -> None:
     cache = make_cache()
     table, _ = cache.share([1, 2, 3])
     for call, field in (
         (lambda: table.copy_on_write(0), "index"),
         (lambda: table.is_writable(3), "index"),
+        (lambda: published_table(make_cache()).copy_on_write(0), "index"),
         (lambda: table.extend(-1), "count"),
         (lambda: cache.pool.references(99), "block_id"),
         (lambda: cache.publish(table, [1] * 4, num_tokens=4), "num_tokens"),
@@ -122,6 +130,29 @@ def test_what_a_table_does_not_have_is_refused_by_name() -> None:
         with pytest.raises(InvalidRequestError, match=f"{field} (is|holds)"):
             call()
     cache.check()
+
+
+def test_a_table_of_another_pool_is_refused_before_anything_changes() -> None:
+    cache, stranger = make_cache(), BlockPool(16, BLOCK_SIZE).table()
+    stranger.extend(2)
+    for call in (
+        lambda: cache.publish(stranger, list(range(8)), num_tokens=8),
+        lambda: cache.extend(stranger, 1),
+        lambda: cache.extend(None, 1),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(
+            InvalidRequestError, match=r"table is .*: allowed is a table of this cache's pool"
+        ):
+            call()
+    assert cache.probe(list(range(8))) == 0
+    cache.check()
+
+
+def test_a_pool_has_one_prefix_cache() -> None:
+    pool = BlockPool(16, BLOCK_SIZE)
+    PrefixCache(pool)
+    with pytest.raises(ConfigError, match="pool has a prefix cache already"):
+        PrefixCache(pool)
 
 
 def test_published_blocks_are_not_cut_off() -> None:

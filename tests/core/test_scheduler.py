@@ -229,6 +229,15 @@ def test_a_cost_that_is_no_time_is_refused(seconds: float) -> None:
         Scheduler(small_config()).set_costs(seconds_per_token=seconds, seconds_per_block=1.0)
 
 
+@pytest.mark.parametrize("now", [-1.0, float("nan"), float("inf")])
+def test_a_present_that_is_no_time_is_refused(now: float) -> None:
+    scheduler = Scheduler(small_config())
+    scheduler.submit([1], deadline=1.0)
+    with pytest.raises(InvalidRequestError, match="now is"):
+        scheduler.plan(StepBuffers(scheduler.config), now)
+    assert scheduler.stats().num_waiting == 1
+
+
 def test_a_deadline_that_is_no_time_is_refused() -> None:
     with pytest.raises(InvalidRequestError, match="deadline is NaN"):
         Scheduler(small_config()).submit([1], deadline=float("nan"))

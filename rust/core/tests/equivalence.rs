@@ -121,7 +121,7 @@ enum Action {
     Submit { seed: u32, len: usize, max_tokens: usize, samples: usize, reuse: bool, priority: i32 },
     Step,
     StepWithAbort { request: usize },
-    StepWithFailure { row: usize },
+    StepWithFailure { row: usize, request: usize },
     StepWithStop { sample: usize },
     StepWithFailedSample { sample: usize },
     Discard,
@@ -138,7 +138,7 @@ fn action() -> impl Strategy<Value = Action> {
         ),
         12 => Just(Action::Step),
         1 => (0..30usize).prop_map(|request| Action::StepWithAbort { request }),
-        1 => (0..8usize).prop_map(|row| Action::StepWithFailure { row }),
+        1 => (0..8usize, 0..60usize).prop_map(|(row, request)| Action::StepWithFailure { row, request }),
         1 => (0..8usize).prop_map(|sample| Action::StepWithStop { sample }),
         1 => (0..8usize).prop_map(|sample| Action::StepWithFailedSample { sample }),
         1 => Just(Action::Discard),
@@ -193,7 +193,10 @@ fn step_with(engine: &mut Engine, submitted: &[Submitted], action: &Action) {
         Action::StepWithAbort { request } => {
             submitted.get(request).map(|entry| engine.scheduler.abort(entry.request));
         }
-        Action::StepWithFailure { row } => failed.extend((row < plan.num_batch_rows).then_some(row)),
+        Action::StepWithFailure { row, request } => {
+            failed.extend((row < plan.num_batch_rows).then_some(row));
+            submitted.get(request).map(|entry| engine.scheduler.abort(entry.request));
+        }
         Action::StepWithStop { sample } if sample < tokens.len() => outcomes[sample] = Outcome::Stop,
         Action::StepWithFailedSample { sample } if sample < tokens.len() => {
             outcomes[sample] = Outcome::Failed

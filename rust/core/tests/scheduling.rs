@@ -162,6 +162,40 @@ fn a_failed_writer_takes_nothing_from_its_twins_but_time() {
 }
 
 #[test]
+fn an_aborted_twin_of_a_failed_writer_publishes_nothing() {
+    let mut engine = Engine::new(config(40, 4));
+    engine.submit(&[1, 2, 3, 4, 5], 4, 1);
+    let twin = engine.submit(&[1, 2, 3, 4, 9, 9, 9, 9, 9], 4, 1);
+    let plan = engine.plan().unwrap();
+    let sampled = engine.compute(plan);
+    engine.scheduler.abort(twin);
+    engine.apply(plan, &sampled, &[Outcome::Ok; 2], &[0]);
+    for prompt in [vec![60, 60, 60, 60, 1], vec![60, 60, 60, 60, 9, 9, 9, 9, 1]] {
+        engine.submit(&prompt, 1, 1);
+        engine.run();
+    }
+    assert_eq!(engine.ended.last().unwrap().cached_tokens, 4);
+}
+
+#[test]
+fn one_buffer_may_serve_two_schedulers() {
+    let config = config(20, 4);
+    let (mut arrays, mut sync) = (OwnedArrays::new(&config), TableSync::new(16));
+    for seed in [0, 1] {
+        let mut scheduler = Scheduler::new(config.clone()).unwrap();
+        (0..=seed).for_each(|_| {
+            scheduler
+                .submit(Submission { reuse_cached: false, ..Submission::new(&prompt(seed, 5)) })
+                .unwrap();
+        });
+        scheduler.plan(&arrays.borrow(), &mut sync, 0.0).unwrap().unwrap();
+        let (row, block) = (arrays.table_rows[0] as usize, arrays.slot_mapping[0] / 4);
+        assert_eq!(i64::from(arrays.block_tables[row * config.max_blocks_per_seq()]), block);
+        arrays.block_tables.fill(0);
+    }
+}
+
+#[test]
 fn an_aborted_prefill_publishes_only_what_was_computed() {
     let mut engine = Engine::new(SchedulerConfig { max_num_batched_tokens: 8, ..config(40, 4) });
     let tokens = prompt(0, 30);
@@ -310,7 +344,9 @@ fn buffers_that_are_too_short_are_refused_before_anything_is_planned() {
     let config = config(20, 4);
     let mut scheduler = Scheduler::new(config.clone()).unwrap();
     let (mut arrays, mut sync) = (OwnedArrays::new(&config), TableSync::new(16));
-    arrays.block_tables.pop();
+    arrays.block_tables.push(0);
+    assert!(scheduler.plan(&arrays.borrow(), &mut sync, 0.0).is_err(), "longer tables have other columns");
+    arrays.block_tables.truncate(arrays.block_tables.len() - 2);
     scheduler.submit(Submission::new(&prompt(0, 5))).unwrap();
     let error = scheduler.plan(&arrays.borrow(), &mut sync, 0.0).unwrap_err();
     assert!(matches!(error, Error::ArrayLength { array: "block_tables", .. }));

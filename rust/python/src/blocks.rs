@@ -96,6 +96,7 @@ impl BlockTable {
     fn copy_on_write(&self, index: usize) -> PyResult<(u32, u32)> {
         self.with(|held| {
             held.check_index(index)?;
+            held.check_unpublished(index)?;
             held.table.copy_on_write(index).map(|copy| (copy.source.get(), copy.target.get()))
         })
     }
@@ -107,6 +108,15 @@ impl Held {
             return Ok(());
         }
         Err(Error::request("index", index, format!("below the table's {} blocks", self.table.len())))
+    }
+
+    /// A published block is read by whoever finds it: it is never replaced.
+    fn check_unpublished(&self, index: usize) -> pykv_core::Result<()> {
+        let published = self.cursor.map_or(0, |cursor| cursor.published);
+        if index >= published {
+            return Ok(());
+        }
+        Err(Error::request("index", index, format!("at least the {published} published blocks")))
     }
 
     /// Published blocks stay: what hangs below them is found through them.

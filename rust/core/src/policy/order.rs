@@ -56,8 +56,17 @@ impl VirtualTime {
     /// When a tenant's next request of so many tokens starts.
     pub fn start(&mut self, tenant: &[u8], num_tokens: usize) -> u64 {
         let start = self.ends.get(tenant).copied().unwrap_or(0).max(self.now);
-        self.ends.insert(tenant.into(), start + num_tokens as u64);
+        self.ends.insert(tenant.into(), start.saturating_add(num_tokens as u64));
+        if self.ends.len() > MAX_TENANTS {
+            self.forget_half();
+        }
         start
+    }
+
+    /// Nobody waits or runs: nobody owes anything.
+    pub fn rest(&mut self) {
+        self.now = self.ends.values().copied().max().unwrap_or(0).max(self.now);
+        self.ends.clear();
     }
 
     /// Time goes on to the start of a request that runs now. Tenants whose requests all lie behind are forgotten.
@@ -69,9 +78,33 @@ impl VirtualTime {
     }
 }
 
+/// Tenants that are remembered.
+const MAX_TENANTS: usize = 4096;
+
+impl VirtualTime {
+    /// Time goes on until half of the tenants lie behind: those that owe the least.
+    fn forget_half(&mut self) {
+        let mut ends: Vec<u64> = self.ends.values().copied().collect();
+        let middle = ends.len() / 2;
+        let (_, &mut end, _) = ends.select_nth_unstable(middle);
+        self.advance(end);
+    }
+}
+
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
+
+    #[test]
+    fn tenants_that_come_once_are_forgotten() {
+        let mut time = VirtualTime::default();
+        for tenant in 0..20_000u32 {
+            time.start(&tenant.to_le_bytes(), 10);
+        }
+        assert!(time.ends.len() <= MAX_TENANTS);
+        time.rest();
+        assert!(time.ends.is_empty());
+    }
 
     #[test]
     fn a_lower_number_ranks_first() {

@@ -52,6 +52,9 @@ impl Default for HashOptions {
     }
 }
 
+/// How often an eviction looks again for a block that another thread is giving back: far longer than that takes.
+const MAX_WAITS: usize = 10_000_000;
+
 /// A pool with a prefix tree over it.
 #[derive(Debug)]
 pub struct PrefixCache {
@@ -350,11 +353,16 @@ impl PrefixCache {
         if count > available {
             return Err(Error::OutOfBlocks { needed: count, available });
         }
-        // Nothing below can fail.
+        let mut waits = 0;
         while self.pool.num_free() < count {
             let Some(oldest) = self.order.oldest() else { break };
             if self.tree.num_children(oldest) > 0 {
                 // Another thread has given back a block below and is about to say so.
+                waits += 1;
+                if waits > MAX_WAITS {
+                    let detail = format!("block {} is idle, and what hangs below it is not", oldest.get());
+                    return Err(Error::broken("I6 chain", detail));
+                }
                 spin();
                 self.adopt_returned();
                 continue;

@@ -90,7 +90,7 @@ impl Tree {
         if let Ok(entry) = self.children.find_entry(node.hash, |&other| other == block) {
             entry.remove();
         }
-        self.change_children(node.parent, u32::MAX);
+        self.change_children(node.parent, -1);
         (node.parent == BlockId::NULL).then_some(node.scope)
     }
 
@@ -111,9 +111,9 @@ impl Tree {
         xxh3_64_with_seed(bytemuck::cast_slice(key.tokens), seed) & self.hash_mask
     }
 
-    fn change_children(&mut self, parent: BlockId, change: u32) {
+    fn change_children(&mut self, parent: BlockId, change: i32) {
         if let Some(node) = self.nodes[parent.index()].as_mut() {
-            node.num_children = node.num_children.wrapping_add(change);
+            node.num_children = node.num_children.saturating_add_signed(change);
         }
     }
 }

@@ -80,7 +80,8 @@ impl Scheduler {
             match fate {
                 FinishReason::None => self.settle(scheduled, samples.start, &sampled, &mut finished),
                 reason => {
-                    self.give_up(scheduled.sequence, reason);
+                    let is_void = void.contains(&batch_row);
+                    self.give_up(scheduled.sequence, reason, is_void);
                     samples.for_each(|sample| finished(sample, reason));
                 }
             }
@@ -181,7 +182,8 @@ impl Scheduler {
         if void.contains(&batch_row) { FinishReason::Void } else { FinishReason::None }
     }
 
-    fn give_up(&mut self, index: SeqIndex, reason: FinishReason) {
+    /// What a void row computed must not be published, whatever else ends it.
+    fn give_up(&mut self, index: SeqIndex, reason: FinishReason, is_void: bool) {
         match reason {
             FinishReason::Void => self.preempt_without_copy(index),
             FinishReason::Error => {
@@ -189,7 +191,9 @@ impl Scheduler {
                 self.end_sequence(index);
             }
             FinishReason::Abort => {
-                self.computed(index);
+                if !is_void {
+                    self.computed(index);
+                }
                 self.end_sequence(index);
             }
             FinishReason::None | FinishReason::Stop | FinishReason::Length => {}

@@ -1,6 +1,7 @@
 //! The arrays of one step: the caller owns them, a plan fills their beginnings.
 
 use std::cell::Cell;
+use std::sync::Arc;
 
 use super::config::SchedulerConfig;
 use super::step::Plan;
@@ -51,7 +52,9 @@ macro_rules! step_arrays {
             /// [`Error::ArrayLength`] with the first that is not.
             pub fn check(&self, config: &SchedulerConfig) -> Result<()> {
                 $(check_length(stringify!($name), self.$name.len(), $length(config))?;)*
-                Ok(())
+                // Rows stand one after the other: with other columns they would lie elsewhere.
+                let (array, length, needed) = ("block_tables", self.block_tables.len(), table(config));
+                if length == needed { Ok(()) } else { Err(Error::ArrayLength { array, length, needed }) }
             }
         }
 
@@ -142,7 +145,13 @@ fn check_length(array: &'static str, length: usize, needed: usize) -> Result<()>
 #[derive(Clone, Debug)]
 pub struct TableSync {
     rows: Vec<Synced>,
+    /// Whose tables stand there.
+    owner: Option<Identity>,
 }
+
+/// One scheduler, and no other one.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Identity(Arc<()>);
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Synced {
@@ -153,7 +162,15 @@ struct Synced {
 impl TableSync {
     /// Nothing was written yet.
     pub fn new(max_num_seqs: usize) -> Self {
-        Self { rows: vec![Synced::default(); max_num_seqs] }
+        Self { rows: vec![Synced::default(); max_num_seqs], owner: None }
+    }
+
+    /// Forgets what stands there if another scheduler wrote it.
+    pub(super) fn claim(&mut self, owner: &Identity) {
+        if !self.owner.as_ref().is_some_and(|other| Arc::ptr_eq(&other.0, &owner.0)) {
+            self.rows.fill(Synced::default());
+            self.owner = Some(owner.clone());
+        }
     }
 
     /// The first entry of a row that must be written, given the table's epoch; all up to `len` count as written then.

@@ -177,6 +177,7 @@ impl SchedulerConfig {
     pub fn validate(&self) -> Result<()> {
         BlockSize::new(self.block_size)?;
         within("num_blocks", self.num_blocks, 2, 1 << 30)?;
+        within("num_blocks * block_size", self.num_blocks.saturating_mul(self.block_size), 2, MAX_SLOTS)?;
         within("num_host_blocks", self.num_host_blocks, 0, 1 << 30)?;
         within("max_num_seqs", self.max_num_seqs, 1, 1 << 20)?;
         within("max_num_batched_tokens", self.max_num_batched_tokens, 1, 1 << 30)?;
@@ -190,6 +191,9 @@ impl SchedulerConfig {
         Ok(())
     }
 }
+
+/// The tree keeps a token a slot.
+const MAX_SLOTS: usize = 1 << 31;
 
 fn within(field: &'static str, value: usize, low: usize, high: usize) -> Result<()> {
     if (low..=high).contains(&value) {

@@ -40,6 +40,7 @@ use crate::pool::BlockPool;
 use crate::prefix::{HashOptions, PrefixCache, ScopeId};
 use crate::table::BlockTable;
 use crate::units::{BlockSize, RequestId, Row};
+use buffers::Identity;
 use request::{Deadline, Request};
 use sequence::{Arena, SeqIndex, SeqKey, Sequence};
 use stats::Totals;
@@ -70,6 +71,7 @@ pub struct Scheduler {
     /// Samples that the step at hand has forked off.
     forked: Vec<SeqIndex>,
     free_rows: Vec<Row>,
+    identity: Identity,
     step: Step,
     in_flight: bool,
     /// The time of the last plan, in seconds.
@@ -113,6 +115,7 @@ impl Scheduler {
             running: Vec::with_capacity(config.max_num_seqs),
             forked: Vec::new(),
             free_rows: (0..config.max_num_seqs as u32).rev().map(Row::new).collect(),
+            identity: Identity::default(),
             step: Step::default(),
             in_flight: false,
             now: 0.0,
@@ -289,6 +292,9 @@ impl Scheduler {
                 self.deadlines.remove(&(deadline, key.request));
             }
             self.ended.push(request.summary);
+            if self.requests.is_empty() {
+                self.virtual_time.rest();
+            }
         }
     }
 

@@ -20,7 +20,7 @@ use crate::policy::order::QueueOrder;
 use crate::policy::victim::{Candidate, victim};
 use crate::prefix::Probe;
 use crate::table::BlockCopy;
-use crate::units::{BlockId, Row};
+use crate::units::{BlockId, RequestId, Row};
 
 /// Waiting sequences that are looked at in one step.
 const MAX_CANDIDATES: usize = 32;
@@ -32,12 +32,16 @@ impl Scheduler {
     /// clock of the deadlines; it never goes back.
     ///
     /// # Errors
-    /// [`Error::StepInFlight`], [`Error::ArrayLength`]; nothing was changed.
+    /// [`Error::StepInFlight`], [`Error::ArrayLength`], [`Error::InvalidRequest`]; nothing was changed.
     pub fn plan(&mut self, arrays: &StepArrays<'_>, sync: &mut TableSync, now: f64) -> Result<Option<Plan>> {
         if self.in_flight {
             return Err(Error::StepInFlight { plan: self.step.id });
         }
+        if !(0.0..f64::INFINITY).contains(&now) {
+            return Err(Error::request("now", now, "a finite number of seconds, at least 0"));
+        }
         arrays.check(&self.config)?;
+        sync.claim(&self.identity);
         self.now = self.now.max(now);
         self.expire();
         let mut step = std::mem::take(&mut self.step);
@@ -295,6 +299,7 @@ impl Scheduler {
             sequence.rows.push(row);
             step.placed.push(Placed { request: key.request, child: key.child + child as u32, row });
         }
+        self.forget_deadline(key.request);
         self.count_hits(index, cached);
         self.end_stall(index);
         self.run(index);
@@ -313,6 +318,15 @@ impl Scheduler {
         self.totals.hit_tokens += cached as u64;
         if let Some(request) = self.requests.get_mut(&sequence.key.request) {
             request.summary.cached_tokens = cached;
+        }
+    }
+
+    /// A request that has started has kept its deadline.
+    fn forget_deadline(&mut self, request: RequestId) {
+        if let Some(entry) = self.requests.get_mut(&request)
+            && let Some(deadline) = entry.deadline.take()
+        {
+            self.deadlines.remove(&(deadline, request));
         }
     }
 

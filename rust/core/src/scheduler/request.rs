@@ -74,7 +74,7 @@ pub(super) struct Deadline(u64);
 impl Deadline {
     /// Numbers of at least 0 sort as their bits do.
     pub(super) fn at(seconds: f64) -> Self {
-        Self(seconds.max(0.0).to_bits())
+        Self((seconds.max(0.0) + 0.0).to_bits())
     }
 }
 
