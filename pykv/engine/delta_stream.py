@@ -82,6 +82,12 @@ class Channel:
         self._num_pending_tokens -= len(delta.token_ids)
         return delta
 
+    def stop_reading(self) -> None:
+        """Makes a reader that waits get the end; what was pending is dropped. On the reader's loop."""
+        self._complete = True
+        self._pending.clear()
+        self._wake()
+
     def _wake(self) -> None:
         waiter, self._waiter = self._waiter, None
         if waiter is not None and not waiter.done():
@@ -134,8 +140,11 @@ class DeltaStream(AsyncGenerator[OutputDelta, None]):
         raise kind
 
     async def aclose(self) -> None:
-        """Leaves the stream."""
+        """Leaves the stream; another task that waits for its next delta gets the end."""
+        channel = self._channel
         self._leave()
+        if channel is not None:
+            channel.stop_reading()
 
     def __del__(self) -> None:
         self._leave()
@@ -143,7 +152,11 @@ class DeltaStream(AsyncGenerator[OutputDelta, None]):
     async def _next(self) -> OutputDelta | None:
         if self._open_channel is not None:
             opening, self._open_channel = self._open_channel, None
-            self._channel = await opening()
+            channel = await opening()
+            if self._ended:  # left meanwhile
+                self._abandon(channel)
+                return None
+            self._channel = channel
         return None if self._channel is None else await self._channel.take()
 
     def _leave(self) -> None:
