@@ -13,6 +13,7 @@ __all__ = [
     "Scheduler",
     "SchedulerStats",
     "StepBuffers",
+    "max_seq_len",
     "replay_recording",
 ]
 
@@ -29,7 +30,6 @@ class StepBuffers:
     def __new__(
         cls,
         *,
-        max_num_seqs: int,
         token_ids: _Array,
         positions: _Array,
         slot_mapping: _Array,
@@ -163,6 +163,7 @@ class Scheduler:
         num_host_blocks: int,
         preemption: str,
         block_size: int,
+        windows: list[int],
         max_num_seqs: int,
         max_num_batched_tokens: int,
         max_chunk_tokens: int,
@@ -283,3 +284,13 @@ class CpuAttention:
 
 def replay_recording(bytes: bytes) -> tuple[int, int]:
     """Makes the calls of a recording again: how many there were, and how many of them planned a step."""
+
+def max_seq_len(
+    *,
+    num_blocks: int,
+    block_size: int,
+    windows: list[int],
+    max_num_batched_tokens: int,
+    max_chunk_tokens: int,
+    max_model_len: int,
+) -> int: ...

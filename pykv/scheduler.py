@@ -95,6 +95,10 @@ class SchedulerConfig:
         num_host_blocks: blocks of the host's pool for preempted sequences, its null block 0 included; 0: none.
         preemption: "recompute"; "swap": copied to the host where there is room; "auto": what costs less (`set_costs`).
         block_size: tokens a block, 1 to 65,536.
+        groups: the model's layer groups, one to 64 of them: None for layers that keep every position, else the sliding
+            window in tokens (a query at q reads the keys with q - k < window). Each group has a block table of its own
+            and all take their blocks from one pool, so all have equally many layers. Blocks that left a window are
+            given back.
         max_num_seqs: sequences that run at once: rows of the block tables.
         max_num_batched_tokens: tokens that one step computes.
         max_chunk_tokens: tokens of one sequence that one step computes; None: no cap but the step's.
@@ -118,6 +122,7 @@ class SchedulerConfig:
     num_host_blocks: int = 0
     preemption: str = "auto"
     block_size: int = 16
+    groups: tuple[int | None, ...] = (None,)
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 2048
     max_chunk_tokens: int | None = None
@@ -150,6 +155,7 @@ class SchedulerConfig:
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
                 raise ConfigError(f"{field} is {value!r}: allowed is an integer from {low} to {high}")
+        _check_groups(self.groups)
         for field, allowed in _CHOICES.items():
             value = getattr(self, field)
             if value not in allowed:
@@ -159,13 +165,39 @@ class SchedulerConfig:
 
     @property
     def max_seq_len(self) -> int:
-        """Tokens that one sequence can ever have: the least of `max_model_len` and the pool's usable slots."""
-        return min(self.max_model_len, (self.num_blocks - 1) * self.block_size)
+        """Tokens that one sequence can ever have: the least of `max_model_len` and what the pool can hold."""
+        return _core.max_seq_len(
+            num_blocks=self.num_blocks,
+            block_size=self.block_size,
+            windows=self._windows,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            max_chunk_tokens=self._max_chunk_tokens,
+            max_model_len=self.max_model_len,
+        )
+
+    @property
+    def _windows(self) -> list[int]:
+        return [window or 0 for window in self.groups]
+
+    @property
+    def _max_chunk_tokens(self) -> int:
+        return self.max_num_batched_tokens if self.max_chunk_tokens is None else self.max_chunk_tokens
 
     @property
     def max_blocks_per_seq(self) -> int:
         """Columns of the block tables."""
         return -(-self.max_seq_len // self.block_size)
+
+
+def _check_groups(groups: tuple[int | None, ...]) -> None:
+    if not isinstance(groups, tuple) or not 1 <= len(groups) <= 64:
+        raise ConfigError(f"groups is {groups!r}: allowed is a tuple of 1 to 64 windows")
+    for window in groups:
+        if window is None or (
+            isinstance(window, int) and not isinstance(window, bool) and 1 <= window <= 2**30
+        ):
+            continue
+        raise ConfigError(f"groups is {groups!r}: allowed are None and windows of 1 to {2**30} tokens")
 
 
 class StepBuffers:
@@ -175,14 +207,18 @@ class StepBuffers:
     only: leave it as it is. The arrays may be wrapped (`torch.from_numpy`) and must not be resized.
 
     Attributes:
-        token_ids, positions, slot_mapping: int64 [max_num_batched_tokens]; slot = block_id * block_size + offset.
+        token_ids, positions: int64 [max_num_batched_tokens].
+        slot_mapping: int64 [max_num_batched_tokens]; slot = block_id * block_size + offset. With several layer groups
+            [len(groups), max_num_batched_tokens].
         query_starts: int32 [max_num_seqs + 1]; batch row i computes tokens query_starts[i] to query_starts[i + 1].
         seq_lens: int32 [max_num_seqs]; tokens of batch row i whose K and V are there after this step.
         table_rows: int32 [max_num_seqs]; the row of block_tables that batch row i reads.
-        block_tables: int32 [max_num_seqs, max_blocks_per_seq]; what lies beyond a sequence's length has no meaning.
+        block_tables: int32 [max_num_seqs, max_blocks_per_seq]; what lies beyond a sequence's length has no meaning, and
+            the null block 0 stands for what left a window. With several layer groups [len(groups), ...].
         swap_out_pairs: int64 [num_host_blocks, 2]; (device, host) blocks to copy first of all.
         swap_in_pairs: int64 [num_host_blocks, 2]; (host, device) blocks to copy next.
-        copy_pairs: int64 [max_num_seqs, 2]; (source, target) blocks to copy then, in this order, before the model runs.
+        copy_pairs: int64 [len(groups) * max_num_seqs, 2]; (source, target) blocks to copy then, in this order,
+            before the model runs.
         sample_indices: int64 [max_num_seqs]; after which of the step's tokens each sample is drawn.
         sample_rows: int32 [max_num_seqs]; the row of the sequence that gets the sample.
         sample_positions: int64 [max_num_seqs]; the place in its sequence that the sampled token takes.
@@ -192,16 +228,17 @@ class StepBuffers:
 
     def __init__(self, config: SchedulerConfig) -> None:
         tokens, rows = config.max_num_batched_tokens, config.max_num_seqs
+        groups = () if len(config.groups) == 1 else (len(config.groups),)
         self.token_ids = np.zeros(tokens, np.int64)
         self.positions = np.zeros(tokens, np.int64)
-        self.slot_mapping = np.zeros(tokens, np.int64)
+        self.slot_mapping = np.zeros((*groups, tokens), np.int64)
         self.query_starts = np.zeros(rows + 1, np.int32)
         self.seq_lens = np.zeros(rows, np.int32)
         self.table_rows = np.zeros(rows, np.int32)
-        self.block_tables = np.zeros((rows, config.max_blocks_per_seq), np.int32)
+        self.block_tables = np.zeros((*groups, rows, config.max_blocks_per_seq), np.int32)
         self.swap_out_pairs = np.zeros((config.num_host_blocks, 2), np.int64)
         self.swap_in_pairs = np.zeros((config.num_host_blocks, 2), np.int64)
-        self.copy_pairs = np.zeros((rows, 2), np.int64)
+        self.copy_pairs = np.zeros((len(config.groups) * rows, 2), np.int64)
         self.sample_indices = np.zeros(rows, np.int64)
         self.sample_rows = np.zeros(rows, np.int32)
         self.sample_positions = np.zeros(rows, np.int64)
@@ -209,7 +246,7 @@ class StepBuffers:
         self.placed_children = np.zeros(rows, np.int32)
         self.placed_rows = np.zeros(rows, np.int32)
         self.finish_reasons = np.zeros(rows, np.uint8)
-        self._native = _core.StepBuffers(max_num_seqs=rows, **vars(self))
+        self._native = _core.StepBuffers(**vars(self))
 
 
 class Scheduler:
@@ -225,8 +262,8 @@ class Scheduler:
 
     def __init__(self, config: SchedulerConfig) -> None:
         options: dict[str, Any] = dataclasses.asdict(config)
-        if options["max_chunk_tokens"] is None:
-            options["max_chunk_tokens"] = config.max_num_batched_tokens
+        del options["groups"]
+        options |= {"windows": config._windows, "max_chunk_tokens": config._max_chunk_tokens}
         if options["max_queued_tokens"] is None:
             options["max_queued_tokens"] = 2**62
         self.config = config

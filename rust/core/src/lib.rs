@@ -10,6 +10,7 @@
 //! | [`pool`] | the state of each block: free, active, cached |
 //! | [`block`] | single blocks with typed states |
 //! | [`table`] | one sequence's blocks |
+//! | [`groups`] | layers that keep the same positions |
 //! | [`prefix`] | the prefix tree, its eviction order, and scopes |
 //! | [`policy`] | decisions as functions from numbers to a decision |
 //! | [`scheduler`] | `submit`, `plan`, `apply`, `discard`, `abort` |
@@ -20,6 +21,7 @@
 pub mod block;
 pub mod error;
 pub mod freelist;
+pub mod groups;
 pub mod policy;
 pub mod pool;
 pub mod prefix;
@@ -30,6 +32,7 @@ pub mod table;
 pub mod units;
 
 pub use error::{Error, Result};
+pub use groups::LayerGroup;
 pub use pool::{BlockCounts, BlockPool};
 pub use prefix::PrefixCache;
 pub use scheduler::{Scheduler, SchedulerConfig};

@@ -24,7 +24,7 @@ use crate::scheduler::{
 };
 use crate::units::RequestId;
 
-pub(crate) const MAGIC: &[u8] = b"pykv-recording-1";
+pub(crate) const MAGIC: &[u8] = b"pykv-recording-2";
 
 /// The calls that are recorded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -117,7 +117,12 @@ impl RecordedScheduler {
     /// As there.
     pub fn plan(&mut self, arrays: &StepArrays<'_>, sync: &mut TableSync, now: f64) -> Result<Option<Plan>> {
         let result = self.scheduler.plan(arrays, sync, now);
-        self.record(|writer| writer.plan(now, plan_digest(&result, arrays)));
+        if self.recording.is_some() {
+            let digest = plan_digest(&result, arrays, self.scheduler.config());
+            self.record(|writer| writer.plan(now, digest));
+        } else {
+            self.calls += 1;
+        }
         result
     }
 
@@ -189,11 +194,11 @@ fn digest_of(decision: &impl std::fmt::Debug) -> u64 {
 }
 
 /// The digest of a plan and of the parts of the arrays that it filled.
-fn plan_digest(result: &Result<Option<Plan>>, arrays: &StepArrays<'_>) -> u64 {
+fn plan_digest(result: &Result<Option<Plan>>, arrays: &StepArrays<'_>, config: &SchedulerConfig) -> u64 {
     let mut hasher = Xxh3::new();
     hasher.update(format!("{result:?}").as_bytes());
     if let Ok(Some(plan)) = result {
-        arrays.visit_filled(plan, |value| hasher.update(&value.to_le_bytes()));
+        arrays.visit_filled(plan, config, |value| hasher.update(&value.to_le_bytes()));
     }
     hasher.digest()
 }

@@ -5,6 +5,7 @@
 //! [published, written)    this sequence's own; the last of them may be shared with a fork until one of both writes
 //! [written, len)          taken, nothing in them yet
 //! ```
+//! The first blocks of a table whose positions left a sliding window are given back: the null block stands for them.
 
 use crate::error::Result;
 use crate::pool::BlockPool;
@@ -24,12 +25,19 @@ pub struct BlockCopy {
 pub struct BlockTable {
     pool: BlockPool,
     blocks: Vec<BlockId>,
+    /// Null blocks at the beginning.
+    dropped: usize,
 }
 
 impl BlockTable {
     /// A table of no blocks.
     pub fn new(pool: &BlockPool) -> Self {
-        Self { pool: pool.clone(), blocks: Vec::new() }
+        Self::starting_at(pool, 0)
+    }
+
+    /// A table whose first `dropped` blocks are not needed any more.
+    pub fn starting_at(pool: &BlockPool, dropped: usize) -> Self {
+        Self { pool: pool.clone(), blocks: vec![BlockId::NULL; dropped], dropped }
     }
 
     /// The blocks, in order.
@@ -37,9 +45,19 @@ impl BlockTable {
         &self.blocks
     }
 
-    /// How many blocks the sequence has.
+    /// How many blocks the sequence has, those included that it gave back.
     pub fn len(&self) -> usize {
         self.blocks.len()
+    }
+
+    /// How many of the first blocks were given back.
+    pub fn num_dropped(&self) -> usize {
+        self.dropped
+    }
+
+    /// The blocks that the table holds.
+    pub fn held(&self) -> &[BlockId] {
+        &self.blocks[self.dropped..]
     }
 
     /// Whether the sequence has no block.
@@ -64,8 +82,8 @@ impl BlockTable {
 
     /// A second table over the same blocks: a block is copied when one of both is about to write it.
     pub fn fork(&self) -> Self {
-        self.blocks.iter().for_each(|&block| self.pool.retain(block));
-        Self { pool: self.pool.clone(), blocks: self.blocks.clone() }
+        self.held().iter().for_each(|&block| self.pool.retain(block));
+        Self { pool: self.pool.clone(), blocks: self.blocks.clone(), dropped: self.dropped }
     }
 
     /// Whether the block at `index` is held by nobody else and findable by nobody, so that it may be written.
@@ -88,8 +106,30 @@ impl BlockTable {
     /// Gives back the blocks from `len` on.
     pub fn truncate(&mut self, len: usize) {
         if len < self.blocks.len() {
-            self.pool.release(&self.blocks[len..]);
+            self.pool.release(&self.blocks[len.max(self.dropped)..]);
             self.blocks.truncate(len);
+            self.dropped = self.dropped.min(len);
+        }
+    }
+
+    /// Gives back the first `len` blocks, and keeps their places. Returns how many were held until now.
+    pub fn drop_front(&mut self, len: usize) -> usize {
+        let len = len.min(self.blocks.len());
+        if len <= self.dropped {
+            return 0;
+        }
+        let given_back = &mut self.blocks[self.dropped..len];
+        self.pool.release(given_back);
+        given_back.fill(BlockId::NULL);
+        len - std::mem::replace(&mut self.dropped, len)
+    }
+
+    /// Gives back what lies before block `index`, and goes on there: what lies between is not needed.
+    pub(crate) fn skip_to(&mut self, index: usize) {
+        self.drop_front(index);
+        if index > self.blocks.len() {
+            self.blocks.resize(index, BlockId::NULL);
+            self.dropped = index;
         }
     }
 
@@ -107,7 +147,7 @@ impl BlockTable {
 
 impl Drop for BlockTable {
     fn drop(&mut self) {
-        self.pool.release(&self.blocks);
+        self.pool.release(self.held());
     }
 }
 
@@ -159,5 +199,23 @@ mod tests {
         table.truncate(2);
         table.truncate(3);
         assert_eq!((table.len(), pool.num_free()), (2, 5));
+    }
+
+    #[test]
+    fn blocks_that_left_the_window_are_free_and_the_others_keep_their_places() {
+        let pool = pool(8);
+        let mut table = BlockTable::starting_at(&pool, 1);
+        table.extend(4).unwrap();
+        let last = table.blocks()[4];
+        assert_eq!(table.drop_front(3), 2);
+        assert_eq!(table.drop_front(2), 0);
+        assert_eq!((table.len(), table.num_dropped(), pool.num_free()), (5, 3, 5));
+        assert_eq!(table.blocks()[..3], [BlockId::NULL; 3]);
+        assert_eq!(table.held()[1], last);
+        drop(table.fork());
+        assert_eq!(table.drop_front(99), 2);
+        assert_eq!(pool.num_free(), 7);
+        table.truncate(1);
+        assert_eq!((table.len(), table.num_dropped()), (1, 1));
     }
 }

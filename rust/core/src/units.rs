@@ -69,7 +69,13 @@ impl RequestId {
 
 /// How many tokens a block holds: converts between tokens, blocks and slots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct BlockSize(u32);
+pub struct BlockSize {
+    tokens: u32,
+    /// The exponent of a size that is a power of two, else `NONE`: a shift costs a tenth of a division.
+    shift: u32,
+}
+
+const NONE: u32 = u32::MAX;
 
 impl BlockSize {
     /// A block of this many tokens.
@@ -78,29 +84,32 @@ impl BlockSize {
     /// [`Error::InvalidConfig`] if it is zero or above 65,536.
     pub fn new(tokens: usize) -> Result<Self> {
         match u32::try_from(tokens) {
-            Ok(size @ 1..=65_536) => Ok(Self(size)),
+            Ok(tokens @ 1..=65_536) => {
+                let shift = if tokens.is_power_of_two() { tokens.trailing_zeros() } else { NONE };
+                Ok(Self { tokens, shift })
+            }
             _ => Err(Error::config("block_size", tokens, "1 to 65536")),
         }
     }
 
     /// Tokens a block.
     pub const fn tokens(self) -> usize {
-        self.0 as usize
+        self.tokens as usize
     }
 
     /// The fewest blocks that hold so many tokens.
     pub const fn blocks_for(self, num_tokens: usize) -> usize {
-        num_tokens.div_ceil(self.tokens())
+        self.full_blocks(num_tokens + (self.tokens() - 1))
     }
 
     /// The blocks that so many tokens fill completely.
     pub const fn full_blocks(self, num_tokens: usize) -> usize {
-        num_tokens / self.tokens()
+        if self.shift == NONE { num_tokens / self.tokens() } else { num_tokens >> self.shift }
     }
 
     /// Where in its block a position lies.
     pub const fn offset(self, position: usize) -> usize {
-        position % self.tokens()
+        position - self.full_blocks(position) * self.tokens()
     }
 
     /// The slot of a position whose block is known.

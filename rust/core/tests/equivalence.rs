@@ -8,8 +8,8 @@ use proptest::prelude::*;
 use pykv_core::policy::order::QueueOrder;
 use pykv_core::policy::preemption::PreemptionMode;
 use pykv_core::scheduler::{AdmissionPolicy, Outcome, Submission};
-use pykv_core::{RequestId, SchedulerConfig, TokenId};
-use support::{Engine, expected};
+use pykv_core::{LayerGroup, RequestId, SchedulerConfig, TokenId};
+use support::Engine;
 
 fn config(num_blocks: usize, block_size: usize) -> SchedulerConfig {
     SchedulerConfig {
@@ -33,7 +33,7 @@ fn assert_outputs(engine: &Engine, requests: &[(RequestId, Vec<TokenId>, usize, 
             let output = &engine.outputs[&(request.get(), child as u32)];
             assert_eq!(
                 output,
-                &expected(prompt, child as u64, *num_tokens),
+                &engine.expected(prompt, child as u64, *num_tokens),
                 "request {}.{child}",
                 request.get()
             );
@@ -114,6 +114,40 @@ fn every_sample_of_a_fork_follows_its_own_history() {
 #[test]
 fn colliding_hashes_change_no_token() {
     run_all(SchedulerConfig { hash_mask: 0b1, ..config(40, 4) }, 2);
+}
+
+fn window(tokens: usize) -> LayerGroup {
+    LayerGroup::Window { tokens }
+}
+
+#[test]
+fn outputs_do_not_depend_on_layer_groups_however_small_the_pool() {
+    let mut counts = (0, 0);
+    for groups in [vec![window(1)], vec![window(7)], vec![LayerGroup::Full, window(9), window(5)]] {
+        for num_blocks in [14, 20, 30, 60, 200] {
+            for num_host_blocks in [0, 12] {
+                let groups = groups.clone();
+                let num_blocks = groups.len() * num_blocks;
+                let preemption = PreemptionMode::Swap;
+                let small = SchedulerConfig { groups, num_host_blocks, preemption, ..config(num_blocks, 4) };
+                let stats = run_all(small, 2).scheduler.stats();
+                counts.0 += stats.preemptions;
+                counts.1 += stats.swapped_in_blocks;
+            }
+        }
+    }
+    assert!(counts.0 > 5 && counts.1 > 5, "the pools were small enough: {counts:?}");
+}
+
+fn groups() -> impl Strategy<Value = Vec<LayerGroup>> {
+    let full = LayerGroup::Full;
+    prop_oneof![
+        3 => Just(vec![full]),
+        1 => (1..20usize).prop_map(|tokens| vec![window(tokens)]),
+        1 => (1..20usize).prop_map(move |tokens| vec![full, window(tokens)]),
+        1 => (1..20usize, 1..20usize).prop_map(|(first, second)| vec![window(first), window(second)]),
+        1 => (1..20usize).prop_map(move |tokens| vec![window(tokens), full, full]),
+    ]
 }
 
 #[derive(Clone, Debug)]
@@ -210,7 +244,7 @@ fn step_with(engine: &mut Engine, submitted: &[Submitted], action: &Action) {
 fn assert_prefixes(engine: &Engine, submitted: &[Submitted]) {
     for entry in submitted {
         for child in 0..entry.samples {
-            let full = expected(&entry.prompt, child as u64, entry.max_tokens);
+            let full = engine.expected(&entry.prompt, child as u64, entry.max_tokens);
             let output =
                 engine.outputs.get(&(entry.request.get(), child as u32)).cloned().unwrap_or_default();
             assert_eq!(output, full[..output.len()], "request {}.{child}", entry.request.get());
@@ -235,6 +269,7 @@ proptest! {
     #[test]
     fn any_history_keeps_the_invariants_and_the_tokens(
         block_size in prop_oneof![Just(1usize), Just(3), Just(4), Just(16)],
+        groups in groups(),
         spare in 0..12usize,
         budget in 4..40usize,
         caching in any::<bool>(),
@@ -246,9 +281,10 @@ proptest! {
         preempt_lower_ranks in any::<bool>(),
         actions in prop::collection::vec(action(), 1..120),
     ) {
-        let num_blocks = 64usize.div_ceil(block_size) + 1 + spare;
+        let num_blocks = groups.len() * (64usize.div_ceil(block_size) + 1 + spare);
         let config = SchedulerConfig {
             max_num_batched_tokens: budget,
+            groups,
             enable_prefix_caching: caching,
             max_queued_requests: 20,
             queue_order: ORDERS[order],

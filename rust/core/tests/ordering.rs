@@ -6,7 +6,7 @@ mod support;
 use pykv_core::policy::order::QueueOrder;
 use pykv_core::scheduler::{AdmissionPolicy, Submission};
 use pykv_core::{Error, RequestId, SchedulerConfig, TokenId};
-use support::{Engine, expected};
+use support::Engine;
 
 fn config(order: QueueOrder) -> SchedulerConfig {
     SchedulerConfig {
@@ -77,7 +77,7 @@ fn a_request_of_an_earlier_rank_pushes_others_out_only_when_asked_to() {
         assert_eq!(started_at_once, preempt_lower_ranks);
         engine.run();
         for (request, tokens, num_tokens) in [(0, &tokens[0], 20), (1, &tokens[1], 20), (2, &urgent, 2)] {
-            assert_eq!(engine.outputs[&(request, 0)], expected(tokens, 0, num_tokens));
+            assert_eq!(engine.outputs[&(request, 0)], engine.expected(tokens, 0, num_tokens));
         }
     }
 }

@@ -7,7 +7,7 @@ use pykv_core::scheduler::{
     AdmissionPolicy, FinishReason, Outcome, OwnedArrays, Sampled, Submission, TableSync,
 };
 use pykv_core::{Error, Scheduler, SchedulerConfig, TokenId};
-use support::{Engine, expected};
+use support::Engine;
 
 fn config(num_blocks: usize, block_size: usize) -> SchedulerConfig {
     SchedulerConfig {
@@ -109,7 +109,7 @@ fn a_full_hit_still_computes_its_last_token() {
             let sampled = engine.compute(plan);
             engine.apply(plan, &sampled, &[Outcome::Ok], &[]);
             engine.run();
-            assert_eq!(engine.outputs[&(second.get(), 0)], expected(&tokens, 0, 3));
+            assert_eq!(engine.outputs[&(second.get(), 0)], engine.expected(&tokens, 0, 3));
             let cached = engine.ended[1].cached_tokens;
             assert_eq!(cached, (len - 1) / block_size * block_size);
         }
@@ -125,7 +125,7 @@ fn a_hit_that_is_evicted_before_the_request_starts_is_not_counted() {
     let late = engine.submit(&prompt(0, 16), 2, 1);
     engine.run();
     assert_eq!(engine.ended[2].cached_tokens, 0);
-    assert_eq!(engine.outputs[&(late.get(), 0)], expected(&prompt(0, 16), 0, 2));
+    assert_eq!(engine.outputs[&(late.get(), 0)], engine.expected(&prompt(0, 16), 0, 2));
 }
 
 #[test]
@@ -141,7 +141,7 @@ fn twins_in_one_step_share_what_the_first_of_them_computes() {
     let cached: Vec<_> = engine.ended.iter().map(|ended| ended.cached_tokens).collect();
     assert_eq!(cached, [0, 16, 16]);
     for request in requests {
-        assert_eq!(engine.outputs[&(request.get(), 0)], expected(&tokens, 0, 4));
+        assert_eq!(engine.outputs[&(request.get(), 0)], engine.expected(&tokens, 0, 4));
     }
 }
 
@@ -158,7 +158,7 @@ fn a_failed_writer_takes_nothing_from_its_twins_but_time() {
     engine.run();
     assert!(!engine.outputs.contains_key(&(failing.get(), 0)));
     assert!(engine.ended.iter().any(|ended| ended.request == failing && ended.failed));
-    assert_eq!(engine.outputs[&(twin.get(), 0)], expected(&tokens, 0, 4));
+    assert_eq!(engine.outputs[&(twin.get(), 0)], engine.expected(&tokens, 0, 4));
 }
 
 #[test]
@@ -180,7 +180,7 @@ fn an_aborted_twin_of_a_failed_writer_publishes_nothing() {
 #[test]
 fn one_buffer_may_serve_two_schedulers() {
     let config = config(20, 4);
-    let (mut arrays, mut sync) = (OwnedArrays::new(&config), TableSync::new(16));
+    let (mut arrays, mut sync) = (OwnedArrays::new(&config), TableSync::default());
     for seed in [0, 1] {
         let mut scheduler = Scheduler::new(config.clone()).unwrap();
         (0..=seed).for_each(|_| {
@@ -216,7 +216,7 @@ fn under_pressure_every_request_ends_and_nobody_is_preempted_for_ever() {
     let requests: Vec<_> = (0..6).map(|seed| engine.submit(&prompt(seed, 40), 60, 1)).collect();
     engine.run();
     for (seed, request) in requests.iter().enumerate() {
-        assert_eq!(engine.outputs[&(request.get(), 0)], expected(&prompt(seed as u32, 40), 0, 60));
+        assert_eq!(engine.outputs[&(request.get(), 0)], engine.expected(&prompt(seed as u32, 40), 0, 60));
     }
     let one_after_the_other = 6 * 60;
     assert!(engine.num_steps < one_after_the_other, "{} steps", engine.num_steps);
@@ -318,7 +318,7 @@ fn scopes_share_nothing() {
 fn verbs_in_the_wrong_order_change_nothing() {
     let config = config(20, 4);
     let mut scheduler = Scheduler::new(config.clone()).unwrap();
-    let (mut arrays, mut sync) = (OwnedArrays::new(&config), TableSync::new(16));
+    let (mut arrays, mut sync) = (OwnedArrays::new(&config), TableSync::default());
     scheduler.submit(Submission::new(&prompt(0, 5))).unwrap();
     let plan = scheduler.plan(&arrays.borrow(), &mut sync, 0.0).unwrap().unwrap();
     assert_eq!(
@@ -343,7 +343,7 @@ fn verbs_in_the_wrong_order_change_nothing() {
 fn buffers_that_are_too_short_are_refused_before_anything_is_planned() {
     let config = config(20, 4);
     let mut scheduler = Scheduler::new(config.clone()).unwrap();
-    let (mut arrays, mut sync) = (OwnedArrays::new(&config), TableSync::new(16));
+    let (mut arrays, mut sync) = (OwnedArrays::new(&config), TableSync::default());
     arrays.block_tables.push(0);
     assert!(scheduler.plan(&arrays.borrow(), &mut sync, 0.0).is_err(), "longer tables have other columns");
     arrays.block_tables.truncate(arrays.block_tables.len() - 2);

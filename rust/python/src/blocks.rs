@@ -185,10 +185,10 @@ impl PrefixCache {
         self.cached.call(py, |cached| {
             convert_tokens(&mut cached.tokens, tokens)?;
             let scope = cached.core.enter_scope(scope);
-            let (table, cursor) = cached.core.share(scope, &cached.tokens, max_blocks);
+            let (mut tables, cursor) = cached.core.share(scope, &cached.tokens, max_blocks);
             cached.core.leave_scope(scope);
             let hits = cursor.published;
-            Ok((BlockTable::new(table, Some(cursor)), hits))
+            Ok((BlockTable::new(tables.remove(0), Some(cursor)), hits))
         })
     }
 
@@ -246,7 +246,8 @@ impl Cached {
         }
         let scope = self.core.enter_scope(scope);
         let cursor = held.cursor.get_or_insert_with(|| self.core.root());
-        let folded = self.core.publish(&mut held.table, cursor, scope, &self.tokens, num_tokens);
+        let folded =
+            self.core.publish(std::slice::from_mut(&mut held.table), cursor, scope, &self.tokens, num_tokens);
         self.core.leave_scope(scope);
         Ok(folded)
     }

@@ -7,7 +7,7 @@ use pykv_core::scheduler::{
     AdmissionPolicy, FinishReason, Outcome, Plan as CorePlan, RequestSummary as CoreSummary, Sampled,
     SchedulerStats as CoreStats, Submission,
 };
-use pykv_core::{Error, RequestId, SchedulerConfig, TokenId};
+use pykv_core::{Error, LayerGroup, RequestId, SchedulerConfig, TokenId};
 use pyo3::buffer::{PyBuffer, ReadOnlyCell};
 use pyo3::prelude::*;
 
@@ -89,6 +89,36 @@ struct Inner {
     scratch: Scratch,
 }
 
+/// Layer groups by their windows; 0: all positions.
+fn groups(windows: &[usize]) -> Vec<LayerGroup> {
+    let group = |&tokens: &usize| if tokens == 0 { LayerGroup::Full } else { LayerGroup::Window { tokens } };
+    windows.iter().map(group).collect()
+}
+
+/// The most tokens that one sequence can ever have.
+#[pyfunction]
+#[pyo3(signature = (*, num_blocks, block_size, windows, max_num_batched_tokens, max_chunk_tokens, max_model_len))]
+fn max_seq_len(
+    num_blocks: usize,
+    block_size: usize,
+    windows: Vec<usize>,
+    max_num_batched_tokens: usize,
+    max_chunk_tokens: usize,
+    max_model_len: usize,
+) -> usize {
+    let groups = groups(&windows);
+    let options = SchedulerConfig {
+        num_blocks,
+        block_size,
+        groups,
+        max_num_batched_tokens,
+        max_chunk_tokens,
+        max_model_len,
+        ..SchedulerConfig::default()
+    };
+    options.cap()
+}
+
 #[pyclass(frozen, module = "pykv._core")]
 struct Scheduler {
     inner: Guarded<Inner>,
@@ -98,7 +128,7 @@ struct Scheduler {
 impl Scheduler {
     #[new]
     #[expect(clippy::too_many_arguments, reason = "one argument an option, named at the only call")]
-    #[pyo3(signature = (*, num_blocks, num_host_blocks, preemption, block_size, max_num_seqs, max_num_batched_tokens, max_chunk_tokens,
+    #[pyo3(signature = (*, num_blocks, num_host_blocks, preemption, block_size, windows, max_num_seqs, max_num_batched_tokens, max_chunk_tokens,
         max_model_len, watermark, admission, queue_order, max_passes, preempt_lower_ranks, enable_prefix_caching,
         max_queued_requests, max_queued_tokens, hash_seed))]
     fn new(
@@ -106,6 +136,7 @@ impl Scheduler {
         num_host_blocks: usize,
         preemption: &str,
         block_size: usize,
+        windows: Vec<usize>,
         max_num_seqs: usize,
         max_num_batched_tokens: usize,
         max_chunk_tokens: usize,
@@ -125,6 +156,7 @@ impl Scheduler {
             num_host_blocks,
             preemption: PreemptionMode::from_name(preemption).map_err(|error| exception(&error))?,
             block_size,
+            groups: groups(&windows),
             max_num_seqs,
             max_num_batched_tokens,
             max_chunk_tokens,
@@ -389,5 +421,6 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<RequestSummary>()?;
     module.add_class::<SchedulerStats>()?;
     module.add_class::<Scheduler>()?;
+    module.add_function(wrap_pyfunction!(max_seq_len, module)?)?;
     module.add_function(wrap_pyfunction!(replay_recording, module)?)
 }

@@ -35,11 +35,10 @@ pub(crate) struct StepBuffers {
 impl StepBuffers {
     #[new]
     #[expect(clippy::too_many_arguments, reason = "one argument an array, named at the only call")]
-    #[pyo3(signature = (*, max_num_seqs, token_ids, positions, slot_mapping, query_starts, seq_lens, table_rows,
+    #[pyo3(signature = (*, token_ids, positions, slot_mapping, query_starts, seq_lens, table_rows,
         block_tables, swap_out_pairs, swap_in_pairs, copy_pairs, sample_indices, sample_rows, sample_positions, placed_requests, placed_children,
         placed_rows, finish_reasons))]
     fn new(
-        max_num_seqs: usize,
         token_ids: PyBuffer<i64>,
         positions: PyBuffer<i64>,
         slot_mapping: PyBuffer<i64>,
@@ -76,7 +75,7 @@ impl StepBuffers {
             placed_children,
             placed_rows,
             finish_reasons,
-            sync: Mutex::new(TableSync::new(max_num_seqs)),
+            sync: Mutex::new(TableSync::default()),
         }
     }
 }

@@ -3,6 +3,7 @@
 //! All grow by a token a step until they end and give their own blocks back, so the worst moments are those just before
 //! an end. A sequence that is admitted only if the worst moment fits is not preempted, as long as lengths come true.
 
+use crate::groups::LayerGroup;
 use crate::units::BlockSize;
 
 /// A sequence as the forecast sees it.
@@ -17,7 +18,27 @@ pub struct Growth {
 }
 
 /// The most blocks that are held at once, if `base` blocks are held by others all along. Sorts `sequences`.
-pub fn peak_blocks(base: usize, sequences: &mut [Growth], block_size: BlockSize) -> usize {
+pub fn peak_blocks(
+    base: usize,
+    sequences: &mut [Growth],
+    groups: &[LayerGroup],
+    block_size: BlockSize,
+) -> usize {
+    let num_full = groups.iter().filter(|group| group.is_full()).count();
+    let mut peak = base;
+    if num_full > 0 {
+        peak += num_full * peak_of_one_group(sequences, block_size);
+    }
+    // A window soon holds all that it ever will: taken at its most for everybody at once.
+    for group in groups.iter().filter(|group| !group.is_full()) {
+        let at_end = |sequence: &Growth| sequence.num_tokens + sequence.remaining;
+        let most = |sequence| group.most_blocks(at_end(sequence), 1, block_size);
+        peak += sequences.iter().map(most).sum::<usize>();
+    }
+    peak
+}
+
+fn peak_of_one_group(sequences: &mut [Growth], block_size: BlockSize) -> usize {
     sequences.sort_unstable_by_key(|sequence| std::cmp::Reverse(sequence.remaining));
     // Seen in this order, the sequences so far are those that live when the one at hand ends.
     let (mut tokens, mut shared, mut peak) = (0, 0, 0);
@@ -30,7 +51,7 @@ pub fn peak_blocks(base: usize, sequences: &mut [Growth], block_size: BlockSize)
         let blocks = slots / block_size.tokens() + living.div_ceil(2);
         peak = peak.max(blocks.saturating_sub(shared));
     }
-    base + peak
+    peak
 }
 
 #[cfg(all(test, not(loom)))]
@@ -42,7 +63,7 @@ mod tests {
     }
 
     fn peak(sequences: &[Growth]) -> usize {
-        peak_blocks(0, &mut sequences.to_vec(), BlockSize::new(16).unwrap())
+        peak_blocks(0, &mut sequences.to_vec(), &[LayerGroup::Full], BlockSize::new(16).unwrap())
     }
 
     #[test]
@@ -61,9 +82,18 @@ mod tests {
     #[test]
     fn shared_blocks_count_once_in_the_base() {
         let sequences = [Growth { shared_blocks: 8, ..growth(160, 16) }; 2];
-        assert_eq!(
-            peak_blocks(8, &mut sequences.to_vec(), BlockSize::new(16).unwrap()),
-            8 + 2 * (11 - 8) + 1
-        );
+        let peak = |groups: &[LayerGroup]| {
+            peak_blocks(8, &mut sequences.to_vec(), groups, BlockSize::new(16).unwrap())
+        };
+        assert_eq!(peak(&[LayerGroup::Full]), 8 + 2 * (11 - 8) + 1);
+        assert_eq!(peak(&[LayerGroup::Full; 2]), 8 + 2 * (2 * (11 - 8) + 1));
+    }
+
+    #[test]
+    fn a_window_counts_what_it_holds_at_most() {
+        let window = LayerGroup::Window { tokens: 33 };
+        let sequences = [growth(160, 16), growth(8, 8)];
+        let peak = peak_blocks(0, &mut sequences.to_vec(), &[window], BlockSize::new(16).unwrap());
+        assert_eq!(peak, 3 + 1);
     }
 }

@@ -2,19 +2,26 @@
 //!
 //! One owner changes it (`&mut self`); references to blocks are given back from any thread. A lookup and its pin are one
 //! call, so that no hit grows stale. What is in the tree is exact: a hit has the same tokens in the same scope from
-//! position 0 on, by comparison at each block.
+//! position 0 on, by comparison at each block. With several layer groups a hit is as long as all of them can serve.
 
+mod check;
 mod eviction;
+mod publish;
+mod room;
 mod scope;
 mod tree;
 
+pub use publish::Announced;
 pub use scope::ScopeId;
+pub use tree::NodeId;
 
-use crate::error::{Error, Result};
+use smallvec::SmallVec;
+
+use crate::error::Result;
+use crate::groups::{LayerGroup, Tables};
 use crate::pool::{BlockCounts, BlockPool};
-use crate::sync::spin;
 use crate::table::{BlockCopy, BlockTable};
-use crate::units::{BlockId, TokenId};
+use crate::units::{BlockId, BlockSize, TokenId};
 use eviction::EvictionOrder;
 use scope::Scopes;
 use tree::{Key, Tree};
@@ -22,18 +29,28 @@ use tree::{Key, Tree};
 /// How far a sequence's blocks are published: where the next one hangs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cursor {
-    /// Blocks of the table that are in the tree, from the first on.
+    /// Blocks of the sequence that are in the tree, from the first on.
     pub published: usize,
-    parent: BlockId,
+    parent: NodeId,
+    /// The cache's, or `ENDED` for a sequence that publishes nothing more.
     generation: u64,
+}
+
+const ENDED: u64 = u64::MAX;
+
+impl Cursor {
+    /// The node of the last published block; the root's if there is none.
+    pub fn node(self) -> NodeId {
+        self.parent
+    }
 }
 
 /// What a lookup would find: the numbers that an admission is decided by.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Probe {
-    /// Blocks that would be shared.
+    /// Blocks of the prompt that need not be computed.
     pub hits: usize,
-    /// Those of them that nobody uses now: sharing them leaves that many fewer to evict.
+    /// Blocks that would be pinned and that nobody uses now, over all groups: so many fewer can be evicted.
     pub idle_hits: usize,
 }
 
@@ -52,29 +69,63 @@ impl Default for HashOptions {
     }
 }
 
-/// How often an eviction looks again for a block that another thread is giving back: far longer than that takes.
-const MAX_WAITS: usize = 10_000_000;
+/// A group that keeps some positions only.
+#[derive(Clone, Copy, Debug)]
+struct Window {
+    group: usize,
+    /// Whole blocks that a token at the beginning of a block reads, if there are as many.
+    reads_back: usize,
+}
+
+fn windows(groups: &[LayerGroup], size: BlockSize) -> SmallVec<[Window; 1]> {
+    let window = |(group, layers): (usize, &LayerGroup)| {
+        (!layers.is_full())
+            .then(|| Window { group, reads_back: layers.reads_back(FAR / size.tokens(), size) })
+    };
+    groups.iter().enumerate().filter_map(window).collect()
+}
+
+/// A position that every window ends before.
+const FAR: usize = 1 << 48;
 
 /// A pool with a prefix tree over it.
 #[derive(Debug)]
 pub struct PrefixCache {
     pool: BlockPool,
+    groups: SmallVec<[LayerGroup; 1]>,
+    windows: SmallVec<[Window; 1]>,
+    /// Whether a group keeps all positions, so that a sequence holds a block of every node above it.
+    keeps_all: bool,
     tree: Tree,
+    /// The node of each published block.
+    node_of: Vec<NodeId>,
     order: EvictionOrder,
     scopes: Scopes,
+    /// The nodes of the lookup at hand.
+    path: Vec<NodeId>,
     returned: Vec<BlockId>,
     generation: u64,
     evictions: u64,
 }
 
 impl PrefixCache {
-    /// A cache over a pool that nobody else publishes in.
+    /// A cache over a pool that nobody else publishes in, for a model of one group of full attention.
     pub fn new(pool: BlockPool, options: HashOptions) -> Self {
+        Self::with_groups(pool, &[LayerGroup::Full], options)
+    }
+
+    /// A cache over a pool that nobody else publishes in.
+    pub fn with_groups(pool: BlockPool, groups: &[LayerGroup], options: HashOptions) -> Self {
         let num_blocks = pool.num_blocks();
         Self {
-            tree: Tree::new(num_blocks, pool.block_size(), options.seed, options.mask),
+            groups: groups.into(),
+            windows: windows(groups, pool.block_size()),
+            keeps_all: groups.iter().any(|group| group.is_full()),
+            tree: Tree::new(num_blocks, groups.len(), pool.block_size(), options.seed, options.mask),
+            node_of: vec![NodeId::ROOT; num_blocks],
             order: EvictionOrder::new(num_blocks),
             scopes: Scopes::default(),
+            path: Vec::new(),
             returned: Vec::with_capacity(num_blocks),
             generation: 0,
             evictions: 0,
@@ -85,6 +136,11 @@ impl PrefixCache {
     /// The pool below.
     pub fn pool(&self) -> &BlockPool {
         &self.pool
+    }
+
+    /// The layer groups.
+    pub fn groups(&self) -> &[LayerGroup] {
+        &self.groups
     }
 
     /// The number of a scope. Give it back with [`leave_scope`](Self::leave_scope).
@@ -108,7 +164,7 @@ impl PrefixCache {
         self.pool.num_free() + self.order.len()
     }
 
-    /// How often a block was evicted.
+    /// How many blocks were evicted.
     pub fn evictions(&self) -> u64 {
         self.evictions
     }
@@ -120,39 +176,44 @@ impl PrefixCache {
         BlockCounts { free, cached, active: total - free - cached, total }
     }
 
-    /// The longest run of published blocks, at most `max_blocks`, that `tokens` begin with. Changes nothing.
+    /// The longest run of published blocks, at most `max_blocks`, that `tokens` begin with and that every group can serve.
+    /// Changes nothing that others see.
     pub fn probe(&mut self, scope: ScopeId, tokens: &[TokenId], max_blocks: usize) -> Probe {
         self.adopt_returned();
-        let mut probe = Probe::default();
-        for block in self.path(scope, tokens, max_blocks) {
-            probe.hits += 1;
-            probe.idle_hits += usize::from(self.order.contains(block));
+        let hits = self.find_path(scope, tokens, max_blocks);
+        let mut idle_hits = 0;
+        for (index, group) in self.groups.iter().enumerate() {
+            for &node in &self.path[self.first_read(*group, hits)..hits] {
+                idle_hits += usize::from(self.order.contains(self.tree.blocks(node)[index]));
+            }
         }
-        probe
+        Probe { hits, idle_hits }
     }
 
-    /// Starts a table with the longest run of published blocks, at most `max_blocks`, and pins them in the same step.
-    pub fn share(&mut self, scope: ScopeId, tokens: &[TokenId], max_blocks: usize) -> (BlockTable, Cursor) {
+    /// Starts a sequence's tables with the longest run of published blocks, at most `max_blocks`, and pins them in the
+    /// same step. Of a group with a window only those are pinned that the next token reads.
+    pub fn share(&mut self, scope: ScopeId, tokens: &[TokenId], max_blocks: usize) -> (Tables, Cursor) {
         self.adopt_returned();
-        let mut table = BlockTable::new(&self.pool);
-        let mut cursor = self.root();
-        let size = self.pool.block_size().tokens();
-        for run in tokens.chunks_exact(size).take(max_blocks) {
-            let Some(block) = self.tree.find(Key { parent: cursor.parent, scope, tokens: run }) else {
-                break;
-            };
-            self.pin(block);
-            table.push_retained(block);
-            cursor.parent = block;
-            cursor.published += 1;
+        let hits = self.find_path(scope, tokens, max_blocks);
+        let mut tables = Tables::new();
+        for index in 0..self.groups.len() {
+            let first = self.first_read(self.groups[index], hits);
+            let mut table = BlockTable::starting_at(&self.pool, first);
+            for place in first..hits {
+                let block = self.tree.blocks(self.path[place])[index];
+                self.pin(block);
+                table.push_retained(block);
+            }
+            tables.push(table);
         }
-        (table, cursor)
+        let parent = hits.checked_sub(1).map_or(NodeId::ROOT, |last| self.path[last]);
+        (tables, Cursor { published: hits, parent, generation: self.generation })
     }
 
     /// Takes `count` new blocks for a table, evicting idle ones where too few are free, or takes none.
     ///
     /// # Errors
-    /// [`Error::OutOfBlocks`] with the numbers.
+    /// [`Error::OutOfBlocks`](crate::Error::OutOfBlocks) with the numbers.
     pub fn extend(&mut self, table: &mut BlockTable, count: usize) -> Result<()> {
         self.make_room(count)?;
         table.extend(count)
@@ -161,7 +222,7 @@ impl PrefixCache {
     /// Gives a table a block of its own in the place of a shared one.
     ///
     /// # Errors
-    /// [`Error::OutOfBlocks`] if no block is free and none can be evicted.
+    /// [`Error::OutOfBlocks`](crate::Error::OutOfBlocks) if no block is free and none can be evicted.
     pub fn copy_on_write(&mut self, table: &mut BlockTable, index: usize) -> Result<BlockCopy> {
         self.make_room(1)?;
         table.copy_on_write(index)
@@ -169,231 +230,75 @@ impl PrefixCache {
 
     /// Where a sequence without published blocks stands.
     pub fn root(&self) -> Cursor {
-        Cursor { published: 0, parent: BlockId::NULL, generation: self.generation }
+        Cursor { published: 0, parent: NodeId::ROOT, generation: self.generation }
     }
 
-    /// Makes a table's full blocks findable up to the first `num_tokens` of `tokens`. Where an equal block is published
-    /// already, the table goes over to that one and gives its own back. Returns whether the table changed.
-    pub fn publish(
-        &mut self,
-        table: &mut BlockTable,
-        cursor: &mut Cursor,
-        scope: ScopeId,
-        tokens: &[TokenId],
-        num_tokens: usize,
-    ) -> bool {
-        let size = self.pool.block_size();
-        let mut folded = false;
-        while cursor.generation == self.generation && cursor.published < size.full_blocks(num_tokens) {
-            let start = cursor.published * size.tokens();
-            let key = Key { parent: cursor.parent, scope, tokens: &tokens[start..start + size.tokens()] };
-            let own = table.blocks()[cursor.published];
-            let block = self.tree.find(key).unwrap_or(own);
-            if block != own {
-                self.pin(block);
-                table.replace_retained(cursor.published, block);
-                folded = true;
-            } else if !self.tree.contains(own) {
-                self.hang(own, key);
-            }
-            cursor.parent = block;
-            cursor.published += 1;
+    /// How many of a sequence's first blocks may be given back when they left the window. Where no group keeps all
+    /// positions, its last published block must stay: the next one hangs below it.
+    pub fn droppable(&self, cursor: Cursor) -> usize {
+        let is_needed = !self.keeps_all && cursor.generation == self.generation;
+        if is_needed { cursor.published.saturating_sub(1) } else { usize::MAX }
+    }
+
+    /// Notes that a sequence goes on behind what it found: where no group keeps all positions, the blocks between are
+    /// gone, and it publishes nothing more.
+    pub fn come_back(&self, cursor: &mut Cursor) {
+        if !self.keeps_all {
+            cursor.generation = ENDED;
         }
-        folded
-    }
-
-    /// Makes blocks findable that the step being planned will fill, so that others planned in it can share them.
-    ///
-    /// Stops at the first that is published already; hands each new one to `announced`. They are confirmed by
-    /// [`publish`](Self::publish), or taken back by [`withdraw`](Self::withdraw), the one announced last first.
-    pub fn announce(
-        &mut self,
-        table: &BlockTable,
-        cursor: Cursor,
-        scope: ScopeId,
-        tokens: &[TokenId],
-        num_tokens: usize,
-        mut announced: impl FnMut(BlockId),
-    ) {
-        if cursor.generation != self.generation {
-            return;
-        }
-        let size = self.pool.block_size();
-        let mut parent = cursor.parent;
-        for index in cursor.published..size.full_blocks(num_tokens) {
-            let key =
-                Key { parent, scope, tokens: &tokens[index * size.tokens()..(index + 1) * size.tokens()] };
-            if self.tree.find(key).is_some() {
-                return;
-            }
-            parent = table.blocks()[index];
-            self.hang(parent, key);
-            announced(parent);
-        }
-    }
-
-    /// The published block that a published block follows; the null block for a first one.
-    pub fn parent(&self, block: BlockId) -> Option<BlockId> {
-        self.tree.parent(block)
-    }
-
-    /// Takes back a block whose content was announced and not computed. Nothing hangs below it.
-    pub fn withdraw(&mut self, block: BlockId) {
-        self.unhang(block);
     }
 
     /// Makes every block unfindable: idle ones are free now, used ones as soon as their sequences end.
     pub fn reset(&mut self) {
         self.adopt_returned();
-        let published: Vec<BlockId> = self.tree.iter().collect();
-        for block in published {
-            self.unhang(block);
+        let nodes: Vec<NodeId> = self.tree.iter().collect();
+        // Children before their parents: a node is taken out when nothing hangs below it.
+        let mut leaves: Vec<NodeId> =
+            nodes.into_iter().filter(|&node| self.tree.num_children(node) == 0).collect();
+        while let Some(node) = leaves.pop() {
+            let parent = self.tree.parent(node);
+            self.detach_all(node);
+            self.remove(node);
+            if parent != NodeId::ROOT && self.tree.num_children(parent) == 0 {
+                leaves.push(parent);
+            }
         }
         self.generation += 1;
     }
 
-    /// Compares the tree, the eviction order and the pool with each other, block by block.
-    ///
-    /// # Errors
-    /// [`Error::Broken`] with the first invariant that does not hold.
-    pub fn check(&mut self) -> Result<()> {
-        self.adopt_returned();
-        let (fast, slow) = (self.counts(), self.pool.count());
-        if fast != slow {
-            return Err(Error::broken("I1 partition", format!("counted {slow:?}, accounted {fast:?}")));
-        }
-        let published =
-            (1..self.pool.num_blocks() as u32).map(BlockId::new).filter(|&b| self.pool.is_published(b));
-        for block in published.clone() {
-            self.check_block(block)?;
-        }
-        if published.count() != self.tree.len() {
-            return Err(Error::broken("I4 published", format!("the tree holds {} blocks", self.tree.len())));
-        }
-        self.check_eviction_order()
-    }
-
-    /// Whether each idle block stands before the one that it follows in its sequence: then the oldest is a leaf.
-    fn check_eviction_order(&self) -> Result<()> {
-        let mut seen = vec![false; self.pool.num_blocks()];
-        for block in self.order.iter() {
-            seen[block.index()] = true;
-            if let Some(parent) = self.tree.parent(block).filter(|parent| seen[parent.index()]) {
-                let detail = format!("block {} would go before {}", parent.get(), block.get());
-                return Err(Error::broken("I5 evictable", detail));
+    /// Fills `path` with the nodes that `tokens` begin with. Returns how many of them every group can serve.
+    fn find_path(&mut self, scope: ScopeId, tokens: &[TokenId], max_blocks: usize) -> usize {
+        let size = self.pool.block_size();
+        self.path.clear();
+        // The blocks that each window's group has without a gap up to the node at hand; the others have all.
+        let mut runs: SmallVec<[usize; 8]> = SmallVec::from_elem(0, self.windows.len());
+        let (mut parent, mut hits) = (NodeId::ROOT, 0);
+        for run in tokens.chunks_exact(size.tokens()).take(max_blocks) {
+            let Some(node) = self.tree.find(Key { parent, scope, tokens: run }) else { break };
+            self.path.push(node);
+            parent = node;
+            let mut is_served = true;
+            for (window, run) in self.windows.iter().zip(&mut runs) {
+                let block = self.tree.blocks(node)[window.group];
+                *run = if block == BlockId::NULL { 0 } else { *run + 1 };
+                is_served &= *run >= window.reads_back.min(self.path.len());
+            }
+            if is_served {
+                hits = self.path.len();
             }
         }
-        Ok(())
+        hits
     }
 
-    fn check_block(&self, block: BlockId) -> Result<()> {
-        let id = block.get();
-        let Some(parent) = self.tree.parent(block) else {
-            return Err(Error::broken(
-                "I4 published",
-                format!("block {id} is published and not in the tree"),
-            ));
-        };
-        if self.pool.is_idle(block) != self.order.contains(block) {
-            return Err(Error::broken("I5 evictable", format!("block {id} is idle or listed, not both")));
-        }
-        if parent == BlockId::NULL {
-            return Ok(());
-        }
-        if !self.tree.contains(parent) {
-            return Err(Error::broken(
-                "I6 chain",
-                format!("block {id} hangs below {}, which is gone", parent.get()),
-            ));
-        }
-        if self.pool.is_idle(parent) && !self.pool.is_idle(block) {
-            return Err(Error::broken(
-                "I6 chain",
-                format!("block {id} is used, {} above it is not", parent.get()),
-            ));
-        }
-        Ok(())
-    }
-
-    fn path(&self, scope: ScopeId, tokens: &[TokenId], max_blocks: usize) -> impl Iterator<Item = BlockId> {
-        let size = self.pool.block_size().tokens();
-        tokens.chunks_exact(size).take(max_blocks).scan(BlockId::NULL, move |parent, run| {
-            *parent = self.tree.find(Key { parent: *parent, scope, tokens: run })?;
-            Some(*parent)
-        })
+    /// The first of `hits` blocks that the token after them reads.
+    fn first_read(&self, group: LayerGroup, hits: usize) -> usize {
+        hits - group.reads_back(hits, self.pool.block_size())
     }
 
     fn pin(&mut self, block: BlockId) {
         self.pool.retain(block);
         if self.order.contains(block) {
             self.order.remove(block);
-        }
-    }
-
-    fn hang(&mut self, block: BlockId, key: Key<'_>) {
-        if key.parent == BlockId::NULL {
-            self.scopes.join(key.scope);
-        }
-        self.tree.insert(block, key);
-        self.pool.publish(block);
-    }
-
-    fn unhang(&mut self, block: BlockId) {
-        if self.order.contains(block) {
-            self.order.remove(block);
-        }
-        if let Some(scope) = self.tree.remove(block) {
-            self.scopes.leave(scope);
-        }
-        self.pool.unpublish(block);
-    }
-
-    fn make_room(&mut self, count: usize) -> Result<()> {
-        let available = self.available();
-        if count > available {
-            return Err(Error::OutOfBlocks { needed: count, available });
-        }
-        let mut waits = 0;
-        while self.pool.num_free() < count {
-            let Some(oldest) = self.order.oldest() else { break };
-            if self.tree.num_children(oldest) > 0 {
-                // Another thread has given back a block below and is about to say so.
-                waits += 1;
-                if waits > MAX_WAITS {
-                    let detail = format!("block {} is idle, and what hangs below it is not", oldest.get());
-                    return Err(Error::broken("I6 chain", detail));
-                }
-                spin();
-                self.adopt_returned();
-                continue;
-            }
-            self.unhang(oldest);
-            self.evictions += 1;
-        }
-        Ok(())
-    }
-
-    /// Lists the blocks whose last reference was given back meanwhile.
-    fn adopt_returned(&mut self) {
-        let mut returned = std::mem::take(&mut self.returned);
-        self.pool.take_returned(&mut returned);
-        for &block in &returned {
-            if self.pool.is_idle(block) && !self.order.contains(block) {
-                self.order.insert(block);
-                self.lift_above(block);
-            }
-        }
-        self.returned = returned;
-    }
-
-    /// Moves the listed blocks that a block follows behind it: they may have been given back by another thread, or
-    /// earlier and used again meanwhile.
-    fn lift_above(&mut self, block: BlockId) {
-        let mut above = self.tree.parent(block);
-        while let Some(parent) = above.filter(|&parent| self.order.contains(parent)) {
-            self.order.remove(parent);
-            self.order.insert(parent);
-            above = self.tree.parent(parent);
         }
     }
 }

@@ -6,7 +6,7 @@
 use hashbrown::HashMap;
 
 /// A scope that is in use, by number.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ScopeId(u32);
 
 impl ScopeId {

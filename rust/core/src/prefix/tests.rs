@@ -1,6 +1,7 @@
 //! The prefix cache through its public verbs; block size 4 unless said otherwise.
 
 use super::*;
+use crate::error::Error;
 use crate::units::BlockSize;
 
 struct Fixture {
@@ -22,11 +23,13 @@ impl Fixture {
     }
 
     fn run_in(&mut self, scope: ScopeId, tokens: &[TokenId]) -> usize {
-        let (mut table, mut cursor) = self.cache.share(scope, tokens, usize::MAX);
+        let (mut tables, mut cursor) = self.cache.share(scope, tokens, usize::MAX);
         let hits = cursor.published;
-        self.cache.extend(&mut table, tokens.len().div_ceil(4) - hits).unwrap();
-        self.cache.publish(&mut table, &mut cursor, scope, tokens, tokens.len());
-        drop(table);
+        for table in &mut tables {
+            self.cache.extend(table, tokens.len().div_ceil(4) - hits).unwrap();
+        }
+        self.cache.publish(&mut tables, &mut cursor, scope, tokens, tokens.len());
+        drop(tables);
         self.cache.check().unwrap();
         hits
     }
@@ -134,7 +137,7 @@ fn a_block_in_use_is_never_evicted() {
     let error = fixture.cache.extend(&mut table, 3).unwrap_err();
     assert_eq!(error, Error::OutOfBlocks { needed: 3, available: 2 });
     fixture.cache.extend(&mut table, 2).unwrap();
-    assert_eq!(held.len(), 1);
+    assert_eq!(held[0].len(), 1);
     assert_eq!(fixture.hits(&prompt(0, 4)), 1);
 }
 
@@ -149,7 +152,13 @@ fn an_equal_block_computed_twice_is_folded_into_the_first() {
     let mut folded = Vec::new();
     for table in &mut tables {
         let mut cursor = fixture.cache.root();
-        folded.push(fixture.cache.publish(table, &mut cursor, fixture.scope, &tokens, 8));
+        folded.push(fixture.cache.publish(
+            std::slice::from_mut(table),
+            &mut cursor,
+            fixture.scope,
+            &tokens,
+            8,
+        ));
     }
     assert_eq!(folded, [false, true]);
     assert_eq!(tables[0].blocks(), tables[1].blocks());
@@ -165,11 +174,11 @@ fn a_reset_makes_nothing_findable_and_frees_what_is_in_use_only_later() {
     let mut table = BlockTable::new(fixture.cache.pool());
     let mut cursor = fixture.cache.root();
     fixture.cache.extend(&mut table, 2).unwrap();
-    fixture.cache.publish(&mut table, &mut cursor, fixture.scope, &tokens, 4);
+    fixture.cache.publish(std::slice::from_mut(&mut table), &mut cursor, fixture.scope, &tokens, 4);
     fixture.cache.reset();
     assert_eq!((fixture.hits(&tokens), fixture.hits(&prompt(100, 8))), (0, 0));
     assert_eq!(fixture.cache.counts(), BlockCounts { free: 5, cached: 0, active: 2, total: 7 });
-    fixture.cache.publish(&mut table, &mut cursor, fixture.scope, &tokens, 8);
+    fixture.cache.publish(std::slice::from_mut(&mut table), &mut cursor, fixture.scope, &tokens, 8);
     assert_eq!(fixture.hits(&tokens), 0, "a sequence from before the reset publishes nothing more");
     drop(table);
     assert_eq!(fixture.cache.counts().free, 7);
@@ -184,7 +193,9 @@ fn announced_blocks_are_shared_at_once_and_gone_when_withdrawn() {
     fixture.cache.extend(&mut table, 2).unwrap();
     let mut announced = Vec::new();
     let cursor = fixture.cache.root();
-    fixture.cache.announce(&table, cursor, fixture.scope, &tokens, 8, |block| announced.push(block));
+    fixture.cache.announce(std::slice::from_ref(&table), cursor, fixture.scope, &tokens, 8, |block| {
+        announced.push(block)
+    });
     assert_eq!((announced.len(), fixture.hits(&tokens)), (2, 2));
     announced.iter().rev().for_each(|&block| fixture.cache.withdraw(block));
     assert_eq!(fixture.hits(&tokens), 0);

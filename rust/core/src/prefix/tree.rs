@@ -1,8 +1,9 @@
 //! The tree of published blocks. A child is found by (parent, its tokens, and below the root its scope); the tokens are
 //! compared, so that a hash that collides costs time and never gives a false hit.
 //!
-//! A node is named by its block: the arrays here have one entry a block. A node's parent stays in the tree for as long
-//! as the node does, since only leaves are removed.
+//! A node stands for one run of `block_size` tokens and names the block that each layer group has for it. With a group
+//! that keeps all positions, a node lives for as long as that group's block does, and only leaves are removed. Without
+//! one, a node whose blocks are all gone stays for as long as others hang below it.
 
 use hashbrown::HashTable;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
@@ -10,110 +11,186 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 use super::scope::ScopeId;
 use crate::units::{BlockId, BlockSize, TokenId};
 
+/// A node of the tree.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct NodeId(u32);
+
+impl NodeId {
+    /// What every first block hangs below.
+    pub(crate) const ROOT: Self = Self(0);
+
+    const fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
 /// How a block is looked for: below which node, in which scope, with which tokens.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Key<'a> {
-    pub(crate) parent: BlockId,
+    pub(crate) parent: NodeId,
     pub(crate) scope: ScopeId,
     pub(crate) tokens: &'a [TokenId],
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Node {
-    hash: u64,
-    parent: BlockId,
+    hash: u32,
+    parent: NodeId,
     scope: ScopeId,
+    /// `VACANT` for a number that waits to be used again.
     num_children: u32,
 }
+
+const VACANT: u32 = u32::MAX;
 
 /// The published blocks, as a tree of token runs.
 #[derive(Debug)]
 pub(crate) struct Tree {
     block_size: BlockSize,
-    children: HashTable<BlockId>,
-    nodes: Vec<Option<Node>>,
+    num_groups: usize,
+    max_nodes: usize,
+    children: HashTable<NodeId>,
+    /// The root, then the nodes by number.
+    nodes: Vec<Node>,
+    /// Each node's block in each group, or the null block.
+    blocks: Vec<BlockId>,
     tokens: Vec<TokenId>,
+    vacant: Vec<NodeId>,
     seed: u64,
     hash_mask: u64,
 }
 
+/// Nodes that the tree holds at the most, in units of the pool's blocks. Without a group that keeps all positions a node
+/// can outlive its blocks: a bound on what bookkeeping may take.
+const NODES_PER_BLOCK: usize = 16;
+
 impl Tree {
     /// A tree of no blocks. Of each hash only the bits of `hash_mask` are used: fewer make collisions, for tests.
-    pub(crate) fn new(num_blocks: usize, block_size: BlockSize, seed: u64, hash_mask: u64) -> Self {
-        Self {
+    pub(crate) fn new(
+        num_blocks: usize,
+        num_groups: usize,
+        block_size: BlockSize,
+        seed: u64,
+        hash_mask: u64,
+    ) -> Self {
+        let root = Node { hash: 0, parent: NodeId::ROOT, scope: ScopeId::default(), num_children: 0 };
+        let expected = num_blocks.div_ceil(num_groups);
+        let mut tree = Self {
             block_size,
-            children: HashTable::new(),
-            nodes: vec![None; num_blocks],
-            tokens: vec![0; num_blocks * block_size.tokens()],
+            num_groups,
+            max_nodes: num_blocks.saturating_mul(NODES_PER_BLOCK).min(VACANT as usize - 1),
+            children: touched(expected),
+            nodes: Vec::with_capacity(expected + 1),
+            blocks: Vec::with_capacity((expected + 1) * num_groups),
+            tokens: Vec::with_capacity((expected + 1) * block_size.tokens()),
+            vacant: Vec::new(),
             seed,
             hash_mask,
+        };
+        tree.grow(root);
+        tree
+    }
+
+    pub(crate) fn contains(&self, node: NodeId) -> bool {
+        self.nodes[node.index()].num_children != VACANT
+    }
+
+    pub(crate) fn parent(&self, node: NodeId) -> NodeId {
+        self.nodes[node.index()].parent
+    }
+
+    pub(crate) fn num_children(&self, node: NodeId) -> u32 {
+        self.nodes[node.index()].num_children
+    }
+
+    /// The node's block in each group; the null block where it has none.
+    pub(crate) fn blocks(&self, node: NodeId) -> &[BlockId] {
+        let start = node.index() * self.num_groups;
+        &self.blocks[start..start + self.num_groups]
+    }
+
+    pub(crate) fn set_block(&mut self, node: NodeId, group: usize, block: BlockId) {
+        self.blocks[node.index() * self.num_groups + group] = block;
+    }
+
+    /// The node with exactly these tokens below exactly this parent.
+    pub(crate) fn find(&self, key: Key<'_>) -> Option<NodeId> {
+        self.children.find(spread(self.hash(key)), |&node| self.matches(node, key)).copied()
+    }
+
+    /// Hangs a node without blocks below its parent, or none if the tree holds as many as it may. No equal node is there.
+    pub(crate) fn insert(&mut self, key: Key<'_>) -> Option<NodeId> {
+        if self.children.len() >= self.max_nodes {
+            return None;
         }
-    }
-
-    /// Published blocks.
-    pub(crate) fn len(&self) -> usize {
-        self.children.len()
-    }
-
-    pub(crate) fn contains(&self, block: BlockId) -> bool {
-        self.nodes[block.index()].is_some()
-    }
-
-    pub(crate) fn parent(&self, block: BlockId) -> Option<BlockId> {
-        self.nodes[block.index()].map(|node| node.parent)
-    }
-
-    pub(crate) fn num_children(&self, block: BlockId) -> u32 {
-        self.nodes[block.index()].map_or(0, |node| node.num_children)
-    }
-
-    /// The block with exactly these tokens below exactly this parent.
-    pub(crate) fn find(&self, key: Key<'_>) -> Option<BlockId> {
-        self.children.find(self.hash(key), |&block| self.matches(block, key)).copied()
-    }
-
-    /// Hangs a block below its parent. No equal block is in the tree.
-    pub(crate) fn insert(&mut self, block: BlockId, key: Key<'_>) {
         let hash = self.hash(key);
-        let start = block.index() * self.block_size.tokens();
+        let node = Node { hash, parent: key.parent, scope: key.scope, num_children: 0 };
+        let id = match self.vacant.pop() {
+            Some(id) => {
+                self.nodes[id.index()] = node;
+                id
+            }
+            None => self.grow(node),
+        };
+        let start = id.index() * self.block_size.tokens();
         self.tokens[start..start + key.tokens.len()].copy_from_slice(key.tokens);
-        self.nodes[block.index()] =
-            Some(Node { hash, parent: key.parent, scope: key.scope, num_children: 0 });
-        self.change_children(key.parent, 1);
+        self.nodes[key.parent.index()].num_children += 1;
         let nodes = &self.nodes;
-        self.children.insert_unique(hash, block, |block| nodes[block.index()].map_or(0, |node| node.hash));
+        self.children.insert_unique(spread(hash), id, |node| spread(nodes[node.index()].hash));
+        Some(id)
     }
 
-    /// Takes a leaf out. Returns the scope to leave, if the block was a first one.
-    pub(crate) fn remove(&mut self, block: BlockId) -> Option<ScopeId> {
-        let node = self.nodes[block.index()].take()?;
-        if let Ok(entry) = self.children.find_entry(node.hash, |&other| other == block) {
+    /// Takes a leaf without blocks out. Returns the scope to leave, if it hung below the root.
+    pub(crate) fn remove(&mut self, id: NodeId) -> Option<ScopeId> {
+        let node = self.nodes[id.index()];
+        if let Ok(entry) = self.children.find_entry(spread(node.hash), |&other| other == id) {
             entry.remove();
         }
-        self.change_children(node.parent, -1);
-        (node.parent == BlockId::NULL).then_some(node.scope)
+        self.nodes[id.index()].num_children = VACANT;
+        self.nodes[node.parent.index()].num_children -= 1;
+        self.vacant.push(id);
+        (node.parent == NodeId::ROOT).then_some(node.scope)
     }
 
-    /// All published blocks.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = BlockId> {
+    /// All nodes but the root.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = NodeId> {
         self.children.iter().copied()
     }
 
-    fn matches(&self, block: BlockId, key: Key<'_>) -> bool {
-        let start = block.index() * self.block_size.tokens();
-        self.nodes[block.index()].is_some_and(|node| node.parent == key.parent && node.scope == key.scope)
+    fn grow(&mut self, node: Node) -> NodeId {
+        let id = NodeId(self.nodes.len() as u32);
+        self.nodes.push(node);
+        self.blocks.resize(self.nodes.len() * self.num_groups, BlockId::NULL);
+        self.tokens.resize(self.nodes.len() * self.block_size.tokens(), 0);
+        id
+    }
+
+    fn matches(&self, id: NodeId, key: Key<'_>) -> bool {
+        let (node, start) = (&self.nodes[id.index()], id.index() * self.block_size.tokens());
+        node.parent == key.parent
+            && node.scope == key.scope
             && self.tokens[start..start + self.block_size.tokens()] == *key.tokens
     }
 
-    fn hash(&self, key: Key<'_>) -> u64 {
-        let place = (u64::from(key.parent.get()) << 32) | u64::from(key.scope.get());
+    fn hash(&self, key: Key<'_>) -> u32 {
+        let place = (u64::from(key.parent.0) << 32) | u64::from(key.scope.get());
         let seed = self.seed ^ place.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        xxh3_64_with_seed(bytemuck::cast_slice(key.tokens), seed) & self.hash_mask
+        let hash = xxh3_64_with_seed(bytemuck::cast_slice(key.tokens), seed) & self.hash_mask;
+        (hash ^ (hash >> 32)) as u32
     }
+}
 
-    fn change_children(&mut self, parent: BlockId, change: i32) {
-        if let Some(node) = self.nodes[parent.index()].as_mut() {
-            node.num_children = node.num_children.saturating_add_signed(change);
-        }
+/// A table that has room for so many nodes, in memory that was used once: later insertions meet no page fault.
+fn touched(capacity: usize) -> HashTable<NodeId> {
+    let mut table = HashTable::with_capacity(capacity);
+    for number in 0..capacity as u32 {
+        table.insert_unique(spread(number), NodeId(number), |node| spread(node.0));
     }
+    table.clear();
+    table
+}
+
+/// A node keeps half of its hash; a table wants its bits all over the word.
+fn spread(hash: u32) -> u64 {
+    u64::from(hash).wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }

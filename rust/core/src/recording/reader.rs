@@ -2,6 +2,7 @@
 
 use super::{MAGIC, RecordedScheduler, Verb, digest_of, plan_digest};
 use crate::error::Error;
+use crate::groups::LayerGroup;
 use crate::policy::preemption::Costs;
 use crate::scheduler::{FinishReason, Outcome, OwnedArrays, Sampled, SchedulerConfig, Submission, TableSync};
 use crate::units::RequestId;
@@ -47,8 +48,7 @@ pub fn replay(bytes: &[u8]) -> Result<Replayed, ReplayError> {
     let mut reader = Reader { bytes, offset: 0 };
     let config = reader.config()?;
     let scheduler = RecordedScheduler::new(config.clone()).map_err(ReplayError::Options)?;
-    let mut replay =
-        Replay { arrays: OwnedArrays::new(&config), sync: TableSync::new(config.max_num_seqs), scheduler };
+    let mut replay = Replay { arrays: OwnedArrays::new(&config), sync: TableSync::default(), scheduler };
     let mut done = Replayed::default();
     while reader.offset < bytes.len() {
         let verb = reader.verb()?;
@@ -77,7 +77,8 @@ impl Replay {
             Verb::Plan => {
                 let now = reader.real()?;
                 let arrays = self.arrays.borrow();
-                plan_digest(&self.scheduler.plan(&arrays, &mut self.sync, now), &arrays)
+                let result = self.scheduler.plan(&arrays, &mut self.sync, now);
+                plan_digest(&result, &arrays, self.scheduler.scheduler().config())
             }
             Verb::Apply => self.apply(reader)?,
             Verb::Discard => digest_of(&self.scheduler.discard(reader.number()?)),
@@ -144,8 +145,12 @@ impl<'a> Reader<'a> {
         for number in &mut numbers {
             *number = self.number()?;
         }
+        let groups = self.list(|window| match window {
+            0 => LayerGroup::Full,
+            tokens => LayerGroup::Window { tokens: tokens as usize },
+        })?;
         let watermark = self.real()?;
-        SchedulerConfig::from_numbers(numbers, watermark).map_err(ReplayError::Options)
+        SchedulerConfig::from_numbers(numbers, groups, watermark).map_err(ReplayError::Options)
     }
 
     fn verb(&mut self) -> Result<Verb, ReplayError> {

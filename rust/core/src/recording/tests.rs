@@ -22,7 +22,7 @@ fn config() -> SchedulerConfig {
 fn record(token: u32) -> Vec<u8> {
     let mut scheduler = RecordedScheduler::new(config()).unwrap();
     assert!(scheduler.start_recording());
-    let (mut arrays, mut sync) = (OwnedArrays::new(&config()), TableSync::new(4));
+    let (mut arrays, mut sync) = (OwnedArrays::new(&config()), TableSync::default());
     let prompt: Vec<u32> = (0..10).collect();
     for num_samples in [1, 2, 1] {
         let submission = Submission { num_samples, max_tokens: Some(20), ..Submission::new(&prompt) };

@@ -1,9 +1,18 @@
 //! Calls as bytes.
 
 use super::{MAGIC, Verb};
+use crate::groups::LayerGroup;
 use crate::policy::preemption::Costs;
 use crate::scheduler::{Sampled, SchedulerConfig, Submission};
 use crate::units::RequestId;
+
+/// A group as a number: its window, or 0 for one that keeps all positions.
+fn window_number(group: LayerGroup) -> u64 {
+    match group {
+        LayerGroup::Full => 0,
+        LayerGroup::Window { tokens } => tokens as u64,
+    }
+}
 
 #[derive(Debug)]
 pub(super) struct Writer {
@@ -14,6 +23,7 @@ impl Writer {
     pub(super) fn new(config: &SchedulerConfig) -> Self {
         let mut writer = Self { bytes: MAGIC.to_vec() };
         config.numbers().into_iter().for_each(|number| writer.number(number));
+        writer.list(config.groups.len(), config.groups.iter().map(|&group| window_number(group)));
         writer.real(config.watermark);
         writer
     }

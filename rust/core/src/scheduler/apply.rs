@@ -3,10 +3,12 @@
 use hashbrown::HashSet;
 
 use super::sequence::{SeqIndex, SeqKey, Sequence};
-use super::step::{Scheduled, Step};
+use super::step::{Filled, Scheduled, Step};
 use super::{RequestSummary, Scheduler};
 use crate::error::{Error, Result};
-use crate::units::{BlockId, TokenId};
+use crate::prefix::NodeId;
+use crate::table::BlockTable;
+use crate::units::TokenId;
 
 /// What the caller makes of one sample.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -133,33 +135,30 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Takes back the blocks that failed rows announced, and what others announced below them. Returns the batch rows
-    /// that did not fail and yet share such a block: what they computed is void.
+    /// Takes back the nodes that failed rows announced, and what others announced below them. Returns the batch rows
+    /// that did not fail and yet share such a node's blocks: what they computed is void.
     fn withdraw_failed(&mut self, step: &Step, failed: impl Fn(usize) -> bool) -> HashSet<usize> {
-        let mut bad: HashSet<BlockId> = HashSet::new();
-        for announced in &step.announced {
-            let below = self.cache.parent(announced.block).is_some_and(|parent| bad.contains(&parent));
-            if below || failed(announced.batch_row) {
-                bad.insert(announced.block);
+        let mut bad: HashSet<NodeId> = HashSet::new();
+        for Filled { announced, batch_row } in &step.announced {
+            if bad.contains(&announced.parent) || failed(*batch_row) {
+                bad.insert(announced.node);
             }
         }
         if bad.is_empty() {
             return HashSet::new();
         }
         let void = self.rows_that_share(step, &bad);
-        for announced in step.announced.iter().rev() {
-            if bad.contains(&announced.block) {
-                self.cache.withdraw(announced.block);
+        for Filled { announced, .. } in step.announced.iter().rev() {
+            if bad.contains(&announced.node) {
+                self.cache.withdraw(*announced);
             }
         }
         void
     }
 
-    fn rows_that_share(&self, step: &Step, bad: &HashSet<BlockId>) -> HashSet<usize> {
-        let shares = |scheduled: &Scheduled| {
-            let sequence = &self.sequences[scheduled.sequence];
-            sequence.table.blocks()[..sequence.cursor.published].iter().any(|block| bad.contains(block))
-        };
+    /// What hangs below a bad node is bad: a sequence shares one if the last that it shares is.
+    fn rows_that_share(&self, step: &Step, bad: &HashSet<NodeId>) -> HashSet<usize> {
+        let shares = |scheduled: &Scheduled| bad.contains(&self.sequences[scheduled.sequence].cursor.node());
         step.rows.iter().enumerate().filter(|(_, scheduled)| shares(scheduled)).map(|(row, _)| row).collect()
     }
 
@@ -233,8 +232,8 @@ impl Scheduler {
         sequence.num_computed = sequence.num_planned;
         sequence.high_water = sequence.high_water.max(sequence.num_computed);
         if self.config.enable_prefix_caching {
-            let Sequence { table, cursor, scope, tokens, num_computed, .. } = sequence;
-            if self.cache.publish(table, cursor, *scope, tokens, *num_computed) {
+            let Sequence { tables, cursor, scope, tokens, num_computed, .. } = sequence;
+            if self.cache.publish(tables, cursor, *scope, tokens, *num_computed) {
                 self.next_epoch += 1;
                 sequence.epoch = self.next_epoch;
             }
@@ -259,7 +258,7 @@ impl Scheduler {
             num_computed: leader.num_computed,
             num_planned: leader.num_planned,
             high_water: leader.high_water,
-            table: leader.table.fork(),
+            tables: leader.tables.iter().map(BlockTable::fork).collect(),
             cursor: leader.cursor,
             epoch,
             rows: vec![leader.rows[child]],

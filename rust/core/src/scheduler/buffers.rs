@@ -1,6 +1,7 @@
 //! The arrays of one step: the caller owns them, a plan fills their beginnings.
 
 use std::cell::Cell;
+use std::ops::Range;
 use std::sync::Arc;
 
 use super::config::SchedulerConfig;
@@ -9,12 +10,11 @@ use crate::error::{Error, Result};
 
 impl StepArrays<'_> {
     /// Visits everything that a plan has filled but the block tables, which are written by change.
-    pub(crate) fn visit_filled(&self, plan: &Plan, mut visit: impl FnMut(i64)) {
+    pub(crate) fn visit_filled(&self, plan: &Plan, config: &SchedulerConfig, mut visit: impl FnMut(i64)) {
         let (rows, samples, placed) = (plan.num_batch_rows, plan.num_samples, plan.num_placed);
         let long = [
             (self.token_ids, plan.num_tokens),
             (self.positions, plan.num_tokens),
-            (self.slot_mapping, plan.num_tokens),
             (self.swap_out_pairs, 2 * plan.num_swap_outs),
             (self.swap_in_pairs, 2 * plan.num_swap_ins),
             (self.copy_pairs, 2 * plan.num_copies),
@@ -30,6 +30,9 @@ impl StepArrays<'_> {
             (self.placed_children, placed),
             (self.placed_rows, placed),
         ];
+        for slots in self.slot_mapping.chunks(config.max_num_batched_tokens).take(config.groups.len()) {
+            slots[..plan.num_tokens].iter().for_each(|cell| visit(cell.get()));
+        }
         long.iter().for_each(|(cells, filled)| cells[..*filled].iter().for_each(|cell| visit(cell.get())));
         short
             .iter()
@@ -83,15 +86,15 @@ step_arrays! {
     token_ids: i64, tokens;
     /// Each token's place in its sequence.
     positions: i64, tokens;
-    /// Where each token's K and V go.
-    slot_mapping: i64, tokens;
+    /// Where each token's K and V go, `max_num_batched_tokens` for each layer group.
+    slot_mapping: i64, group_tokens;
     /// Batch row `i` computes the tokens `query_starts[i]..query_starts[i + 1]`.
     query_starts: i32, rows_and_one;
     /// The tokens of batch row `i`'s sequence whose K and V are there after this step.
     seq_lens: i32, rows;
     /// The row of `block_tables` that batch row `i` reads.
     table_rows: i32, rows;
-    /// Block ids by row, `max_blocks_per_seq` columns; only what changed is written.
+    /// Block ids by layer group and row, `max_blocks_per_seq` columns; only what changed is written.
     block_tables: i32, table;
     /// (device block, host block) of each block that is copied out, before all other copies.
     swap_out_pairs: i64, host_pairs;
@@ -117,6 +120,10 @@ fn tokens(config: &SchedulerConfig) -> usize {
     config.max_num_batched_tokens
 }
 
+fn group_tokens(config: &SchedulerConfig) -> usize {
+    config.groups.len() * config.max_num_batched_tokens
+}
+
 fn rows(config: &SchedulerConfig) -> usize {
     config.max_num_seqs
 }
@@ -126,7 +133,7 @@ fn rows_and_one(config: &SchedulerConfig) -> usize {
 }
 
 fn pairs(config: &SchedulerConfig) -> usize {
-    2 * config.max_num_seqs
+    2 * config.groups.len() * config.max_num_seqs
 }
 
 fn host_pairs(config: &SchedulerConfig) -> usize {
@@ -134,7 +141,7 @@ fn host_pairs(config: &SchedulerConfig) -> usize {
 }
 
 fn table(config: &SchedulerConfig) -> usize {
-    config.max_num_seqs * config.max_blocks_per_seq()
+    config.groups.len() * config.max_num_seqs * config.max_blocks_per_seq()
 }
 
 fn check_length(array: &'static str, length: usize, needed: usize) -> Result<()> {
@@ -142,7 +149,7 @@ fn check_length(array: &'static str, length: usize, needed: usize) -> Result<()>
 }
 
 /// What stands in one caller's `block_tables`: a plan writes only what is new to it.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct TableSync {
     rows: Vec<Synced>,
     /// Whose tables stand there.
@@ -157,27 +164,33 @@ pub(super) struct Identity(Arc<()>);
 struct Synced {
     epoch: u64,
     len: usize,
+    dropped: usize,
 }
 
 impl TableSync {
-    /// Nothing was written yet.
-    pub fn new(max_num_seqs: usize) -> Self {
-        Self { rows: vec![Synced::default(); max_num_seqs], owner: None }
-    }
-
-    /// Forgets what stands there if another scheduler wrote it.
-    pub(super) fn claim(&mut self, owner: &Identity) {
+    /// Forgets what stands there if it was not written by this scheduler, whose tables have so many rows.
+    pub(super) fn claim(&mut self, owner: &Identity, num_rows: usize) {
         if !self.owner.as_ref().is_some_and(|other| Arc::ptr_eq(&other.0, &owner.0)) {
-            self.rows.fill(Synced::default());
+            self.rows.clear();
+            self.rows.resize(num_rows, Synced::default());
             self.owner = Some(owner.clone());
         }
     }
 
-    /// The first entry of a row that must be written, given the table's epoch; all up to `len` count as written then.
-    pub(super) fn advance(&mut self, row: usize, epoch: u64, len: usize) -> usize {
-        let synced = &mut self.rows[row];
-        let start = if synced.epoch == epoch { synced.len.min(len) } else { 0 };
-        *synced = Synced { epoch, len };
-        start
+    /// The entries of a row that must be written, given the table's epoch: those given back since, and the new ones. All
+    /// up to `len` count as written then.
+    pub(super) fn advance(
+        &mut self,
+        row: usize,
+        epoch: u64,
+        len: usize,
+        dropped: usize,
+    ) -> (Range<usize>, Range<usize>) {
+        let before = std::mem::replace(&mut self.rows[row], Synced { epoch, len, dropped });
+        if before.epoch != epoch {
+            return (0..0, 0..len);
+        }
+        let known = before.len.min(len);
+        (before.dropped.min(known)..dropped.min(known), known..len)
     }
 }

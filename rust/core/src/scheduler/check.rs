@@ -24,7 +24,7 @@ impl Scheduler {
     fn check_references(&self) -> Result<()> {
         let mut held: HashMap<BlockId, usize> = HashMap::new();
         for &index in &self.running {
-            for &block in self.sequences[index].table.blocks() {
+            for &block in self.sequences[index].tables.iter().flat_map(|table| table.held()) {
                 *held.entry(block).or_default() += 1;
             }
         }
@@ -48,7 +48,8 @@ impl Scheduler {
         let Some(host) = &self.host else { return Ok(()) };
         let waiting = self.waiting.values().filter_map(|&index| self.sequences[index].swapped.as_ref());
         let coming = self.step.swapped_in.iter().map(|(_, swapped)| swapped);
-        let held: usize = waiting.chain(coming).map(|swapped| swapped.table.len()).sum();
+        let held: usize =
+            waiting.chain(coming).flat_map(|swapped| &swapped.tables).map(|table| table.held().len()).sum();
         let counts = host.count();
         if counts.active != held || counts.free != host.num_free() || counts.free + held != counts.total {
             let detail = format!("the host counts {counts:?}, sequences hold {held} of its blocks");
@@ -109,9 +110,18 @@ impl Scheduler {
                 format!("{} tokens, at most {}", sequence.tokens.len(), sequence.max_len),
             );
         }
-        let (blocks, needed) = (sequence.table.len(), size.blocks_for(sequence.tokens.len()));
-        if blocks > needed || blocks < size.blocks_for(sequence.num_planned) {
-            return broken("I11 waste", format!("{blocks} blocks for {} tokens", sequence.tokens.len()));
+        for (table, group) in sequence.tables.iter().zip(&self.config.groups) {
+            let (blocks, needed) = (table.len(), size.blocks_for(sequence.tokens.len()));
+            if blocks > needed || blocks < size.blocks_for(sequence.num_planned) {
+                return broken("I11 waste", format!("{blocks} blocks for {} tokens", sequence.tokens.len()));
+            }
+            let most = group.most_blocks(sequence.tokens.len(), self.config.chunk(), size);
+            if table.held().len() > most + self.config.kept_blocks() + sequence.shared_blocks {
+                return broken("I14 window", format!("{} blocks held, at most {most}", table.held().len()));
+            }
+            if table.num_dropped() > group.first_block(sequence.num_computed, size) {
+                return broken("I14 window", format!("{} blocks given back too early", table.num_dropped()));
+            }
         }
         if sequence.num_computed > sequence.num_planned || sequence.num_planned > sequence.tokens.len() {
             return broken(

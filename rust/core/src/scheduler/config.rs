@@ -1,6 +1,7 @@
 //! What a scheduler is told once.
 
 use crate::error::{Error, Result};
+use crate::groups::{LayerGroup, longest};
 use crate::policy::order::QueueOrder;
 use crate::policy::preemption::PreemptionMode;
 use crate::units::BlockSize;
@@ -42,6 +43,8 @@ pub struct SchedulerConfig {
     pub preemption: PreemptionMode,
     /// Tokens a block.
     pub block_size: usize,
+    /// The model's layer groups: each has a block table of its own.
+    pub groups: Vec<LayerGroup>,
     /// Sequences that run at once: rows of the block tables.
     pub max_num_seqs: usize,
     /// Tokens that one step computes.
@@ -79,6 +82,7 @@ impl Default for SchedulerConfig {
             num_host_blocks: 0,
             preemption: PreemptionMode::Auto,
             block_size: 16,
+            groups: vec![LayerGroup::Full],
             max_num_seqs: 256,
             max_num_batched_tokens: 2048,
             max_chunk_tokens: usize::MAX,
@@ -98,14 +102,36 @@ impl Default for SchedulerConfig {
 }
 
 impl SchedulerConfig {
-    /// Usable slots: all but the null block's.
-    pub fn num_slots(&self) -> usize {
-        self.num_blocks.saturating_sub(1) * self.block_size
+    /// The most tokens of a sequence that has the pool for itself.
+    pub fn pool_cap(&self) -> usize {
+        self.longest(usize::MAX / 4)
     }
 
     /// The most tokens that one sequence can ever have.
     pub fn cap(&self) -> usize {
-        self.max_model_len.min(self.num_slots())
+        self.longest(self.max_model_len)
+    }
+
+    fn longest(&self, limit: usize) -> usize {
+        let usable = self.num_blocks.saturating_sub(1);
+        match (BlockSize::new(self.block_size), self.groups.as_slice()) {
+            (_, [LayerGroup::Full]) => limit.min(usable * self.block_size),
+            (Ok(size), groups) => {
+                longest(groups, usable.saturating_sub(self.kept_blocks()), limit, self.chunk(), size)
+            }
+            (Err(_), _) => 0,
+        }
+    }
+
+    /// The most tokens of one sequence that a step computes.
+    pub(super) fn chunk(&self) -> usize {
+        self.max_chunk_tokens.min(self.max_num_batched_tokens)
+    }
+
+    /// Blocks that a sequence may hold although they left its windows: where no group keeps all positions, the last one
+    /// that it has published stays, in each group.
+    pub(super) fn kept_blocks(&self) -> usize {
+        if self.groups.iter().any(|group| group.is_full()) { 0 } else { self.groups.len() }
     }
 
     /// Columns of the block tables: the blocks of the longest sequence.
@@ -121,7 +147,7 @@ impl SchedulerConfig {
     /// How many numbers [`numbers`](Self::numbers) gives.
     pub const NUM_NUMBERS: usize = 17;
 
-    /// All options but the watermark as numbers, for a recording.
+    /// All options but the watermark and the groups as numbers, for a recording.
     pub(crate) fn numbers(&self) -> [u64; Self::NUM_NUMBERS] {
         [
             self.num_blocks as u64,
@@ -145,7 +171,11 @@ impl SchedulerConfig {
     }
 
     /// The options that gave these numbers.
-    pub(crate) fn from_numbers(numbers: [u64; Self::NUM_NUMBERS], watermark: f64) -> Result<Self> {
+    pub(crate) fn from_numbers(
+        numbers: [u64; Self::NUM_NUMBERS],
+        groups: Vec<LayerGroup>,
+        watermark: f64,
+    ) -> Result<Self> {
         let size = |place: usize| numbers[place] as usize;
         let unknown = |field, place: usize| Error::config(field, numbers[place], "one of the known choices");
         Ok(Self {
@@ -153,6 +183,7 @@ impl SchedulerConfig {
             num_host_blocks: size(1),
             preemption: *PreemptionMode::ALL.get(size(2)).ok_or_else(|| unknown("preemption", 2))?,
             block_size: size(3),
+            groups,
             max_num_seqs: size(4),
             max_num_batched_tokens: size(5),
             max_chunk_tokens: size(6),
@@ -176,6 +207,7 @@ impl SchedulerConfig {
     /// [`Error::InvalidConfig`] with the first that is not allowed.
     pub fn validate(&self) -> Result<()> {
         BlockSize::new(self.block_size)?;
+        LayerGroup::validate(&self.groups)?;
         within("num_blocks", self.num_blocks, 2, 1 << 30)?;
         within("num_blocks * block_size", self.num_blocks.saturating_mul(self.block_size), 2, MAX_SLOTS)?;
         within("num_host_blocks", self.num_host_blocks, 0, 1 << 30)?;

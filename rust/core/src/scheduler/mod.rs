@@ -32,6 +32,7 @@ pub use stats::{Peak, SchedulerStats};
 pub use step::Plan;
 
 use crate::error::{Error, Result};
+use crate::groups::Tables;
 use crate::policy::forecast::Growth;
 use crate::policy::length::OutputEstimate;
 use crate::policy::order::{QueueOrder, VirtualTime, priority_rank};
@@ -99,7 +100,7 @@ impl Scheduler {
         let options = HashOptions { seed: config.hash_seed, mask: config.hash_mask };
         Ok(Self {
             block_size,
-            cache: PrefixCache::new(pool, options),
+            cache: PrefixCache::with_groups(pool, &config.groups, options),
             host: (config.num_host_blocks > 1)
                 .then(|| BlockPool::new(config.num_host_blocks, block_size))
                 .transpose()?,
@@ -198,7 +199,7 @@ impl Scheduler {
             return Err(Error::request("num_samples", submission.num_samples, allowed));
         }
         if prompt >= cap {
-            let (max_model_len, pool) = (self.config.max_model_len, self.config.num_slots());
+            let (max_model_len, pool) = (self.config.max_model_len, self.config.pool_cap());
             return Err(Error::NeverFits { prompt, cap, max_model_len, pool });
         }
         if let Some(seconds) = submission.deadline.filter(|seconds| !(0.0..f64::INFINITY).contains(seconds)) {
@@ -235,7 +236,7 @@ impl Scheduler {
             num_computed: 0,
             num_planned: 0,
             high_water: 0,
-            table: BlockTable::new(self.cache.pool()),
+            tables: self.empty_tables(),
             cursor: self.cache.root(),
             epoch: 0,
             rows: Vec::new(),
@@ -247,6 +248,10 @@ impl Scheduler {
             swapped: None,
             stalled_since: None,
         }
+    }
+
+    fn empty_tables(&self) -> Tables {
+        self.config.groups.iter().map(|_| BlockTable::new(self.cache.pool())).collect()
     }
 
     fn enqueue(&mut self, index: SeqIndex) {
@@ -267,7 +272,7 @@ impl Scheduler {
     /// Takes everything from a running sequence but its tokens.
     fn stop_running(&mut self, index: SeqIndex) {
         let sequence = &mut self.sequences[index];
-        sequence.table.truncate(0);
+        sequence.tables.iter_mut().for_each(|table| table.truncate(0));
         sequence.cursor = self.cache.root();
         (sequence.num_computed, sequence.num_planned) = (0, 0);
         // In reverse, so that a sequence that starts next gets the same rows in the same order.

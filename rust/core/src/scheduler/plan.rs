@@ -6,11 +6,14 @@
 //! 3. Waiting sequences, the oldest first, each with all its blocks or not at all; none in a step that preempted.
 
 use std::cell::Cell;
+use std::ops::Range;
+
+use smallvec::SmallVec;
 
 use super::AdmissionPolicy;
 use super::buffers::{StepArrays, TableSync};
 use super::sequence::SeqIndex;
-use super::step::{Announced, Placed, Plan, Scheduled, Step};
+use super::step::{Filled, Placed, Plan, Scheduled, Step};
 use super::{Scheduler, sequence::Sequence};
 use crate::error::{Error, Result};
 use crate::policy::admission::Admission;
@@ -19,8 +22,8 @@ use crate::policy::forecast::{Growth, peak_blocks};
 use crate::policy::order::QueueOrder;
 use crate::policy::victim::{Candidate, victim};
 use crate::prefix::Probe;
-use crate::table::BlockCopy;
-use crate::units::{BlockId, RequestId, Row};
+use crate::table::{BlockCopy, BlockTable};
+use crate::units::{BlockSize, RequestId, Row};
 
 /// Waiting sequences that are looked at in one step.
 const MAX_CANDIDATES: usize = 32;
@@ -41,15 +44,15 @@ impl Scheduler {
             return Err(Error::request("now", now, "a finite number of seconds, at least 0"));
         }
         arrays.check(&self.config)?;
-        sync.claim(&self.identity);
+        sync.claim(&self.identity, self.config.groups.len() * self.config.max_num_seqs);
         self.now = self.now.max(now);
         self.expire();
         let mut step = std::mem::take(&mut self.step);
         step.clear(self.next_step);
         self.preempt_lower_ranks(&mut step);
         let preempted = self.schedule_decodes(&mut step)?;
-        self.schedule_prefills(&mut step);
-        if !preempted {
+        let is_short = self.schedule_prefills(&mut step)?;
+        if !preempted && !is_short {
             self.admit_waiting(&mut step)?;
         }
         self.write(&step, arrays, sync);
@@ -90,14 +93,43 @@ impl Scheduler {
         Ok(self.totals.preemptions > before)
     }
 
-    fn schedule_prefills(&mut self, step: &mut Step) {
-        for place in 0..self.running.len() {
+    /// Returns whether blocks were too few for somebody's chunk.
+    fn schedule_prefills(&mut self, step: &mut Step) -> Result<bool> {
+        let mut is_short = false;
+        let mut place = 0;
+        while place < self.running.len() {
             let index = self.running[place];
             let sequence = &self.sequences[index];
             if !sequence.decodes() {
                 let num_tokens = self.chunk_for(step, sequence);
-                self.schedule_prefill(step, index, num_tokens);
+                if self.make_room_for_chunk(step, place, num_tokens)? {
+                    self.schedule_prefill(step, index, num_tokens);
+                } else {
+                    is_short = true;
+                }
             }
+            place += 1;
+        }
+        Ok(is_short)
+    }
+
+    /// Sees to it that a chunk's blocks are there. A prompt has its blocks from the start where all positions are kept;
+    /// where windows let some go, the next ones may have to be taken from younger prompts. Returns whether they are there:
+    /// if not, the prompt waits for those that run to end.
+    fn make_room_for_chunk(&mut self, step: &mut Step, place: usize, num_tokens: usize) -> Result<bool> {
+        let index = self.running[place];
+        let end = self.sequences[index].num_computed + num_tokens;
+        loop {
+            match self.advance_tables(index, end) {
+                Ok(()) => return Ok(true),
+                Err(Error::OutOfBlocks { .. }) => {}
+                Err(error) => return Err(error),
+            }
+            // Those that decode are part of the step already.
+            let younger = (place + 1..self.running.len()).filter(|&place| !self.at(place).decodes());
+            let Some(chosen) = self.cheapest(younger) else { return Ok(false) };
+            let index = self.running.remove(chosen);
+            self.preempt(step, index);
         }
     }
 
@@ -184,26 +216,64 @@ impl Scheduler {
     }
 
     fn try_make_writable(&mut self, step: &mut Step, index: SeqIndex) -> Result<()> {
+        let end = self.sequences[index].num_computed + 1;
+        self.advance_tables(index, end)?;
         let sequence = &mut self.sequences[index];
-        let block = sequence.num_computed / self.block_size.tokens();
-        if block == sequence.table.len() {
-            return self.cache.extend(&mut sequence.table, 1);
+        let block = self.block_size.full_blocks(sequence.num_computed);
+        for table in &mut sequence.tables {
+            if !table.is_writable(block) {
+                let copy = self.cache.copy_on_write(table, block)?;
+                step.copies.push(copy);
+                step.copy_rows.push(step.rows.len());
+                self.next_epoch += 1;
+                sequence.epoch = self.next_epoch;
+            }
         }
-        if !sequence.table.is_writable(block) {
-            let copy = self.cache.copy_on_write(&mut sequence.table, block)?;
-            step.copies.push(copy);
-            step.copy_rows.push(step.rows.len());
-            self.next_epoch += 1;
-            sequence.epoch = self.next_epoch;
+        Ok(())
+    }
+
+    /// Gives back what left the windows, and takes the blocks of the tokens up to `end`.
+    fn advance_tables(&mut self, index: SeqIndex, end: usize) -> Result<()> {
+        let sequence = &mut self.sequences[index];
+        let size = self.block_size;
+        for (table, group) in sequence.tables.iter_mut().zip(&self.config.groups) {
+            if group.is_full() && table.len() * size.tokens() >= end {
+                continue;
+            }
+            let (last, needed) = (size.blocks_for(sequence.tokens.len()), size.blocks_for(end));
+            let first = group.first_block(sequence.num_computed, size);
+            let mut given_back = 0;
+            if first > table.num_dropped() {
+                let caches = self.config.enable_prefix_caching;
+                let most = if caches { self.cache.droppable(sequence.cursor) } else { usize::MAX };
+                given_back = table.drop_front(first.min(most));
+            }
+            // What was given back is taken again at once, so that a prompt keeps what it was admitted with.
+            let wanted = (table.len() + given_back).min(last).max(needed);
+            if table.len() < wanted {
+                let (most, least) = (wanted - table.len(), needed.saturating_sub(table.len()));
+                match self.cache.extend(table, most) {
+                    Err(Error::OutOfBlocks { .. }) if least < most => self.cache.extend(table, least)?,
+                    result => result?,
+                }
+            }
         }
         Ok(())
     }
 
     /// Who gives way to the sequence at `place`: one of those that are younger, or itself if there is none.
     fn choose_victim(&self, place: usize) -> usize {
-        let younger = (place + 1..self.running.len())
-            .map(|place| Candidate { place, lost_tokens: self.sequences[self.running[place]].num_computed });
-        victim(younger).map_or(place, |candidate| candidate.place)
+        self.cheapest(place + 1..self.running.len()).unwrap_or(place)
+    }
+
+    /// The one of some running sequences that costs the least to bring back.
+    fn cheapest(&self, places: impl Iterator<Item = usize>) -> Option<usize> {
+        let candidate = |place| Candidate { place, lost_tokens: self.at(place).num_computed };
+        victim(places.map(candidate)).map(|candidate| candidate.place)
+    }
+
+    fn at(&self, place: usize) -> &Sequence {
+        &self.sequences[self.running[place]]
     }
 
     /// Gives a waiting sequence all its blocks and its rows, or nothing.
@@ -221,16 +291,27 @@ impl Scheduler {
         if sequence.num_samples > self.free_rows.len() {
             return false;
         }
-        let num_blocks = self.block_size.blocks_for(sequence.tokens.len());
         let probe = self.probe(index);
         let admission = Admission {
-            new_blocks: num_blocks - probe.hits,
+            new_blocks: self.first_blocks(index, probe.hits).sum(),
             idle_hits: probe.idle_hits,
             available: self.cache.available(),
             watermark: self.config.watermark_blocks(),
             alone: self.running.is_empty(),
         };
         admission.fits() && self.forecast_fits(index, probe)
+    }
+
+    /// The blocks that a sequence takes anew in each group when it starts with `hits` blocks found.
+    fn first_blocks(&self, index: SeqIndex, hits: usize) -> impl Iterator<Item = usize> {
+        let sequence = &self.sequences[index];
+        let (num_tokens, swapped) =
+            (sequence.tokens.len(), sequence.swapped.as_ref().map_or(0, |swapped| swapped.num_tokens));
+        let (size, chunk) = (self.block_size, self.config.chunk());
+        self.config.groups.iter().map(move |group| {
+            let first = hits.max(group.first_block(swapped, size));
+            (size.blocks_for(num_tokens) - first).min(group.most_blocks(num_tokens, chunk, size))
+        })
     }
 
     fn probe(&mut self, index: SeqIndex) -> Probe {
@@ -253,13 +334,13 @@ impl Scheduler {
         let mut own = 0;
         for &running in &self.running {
             let sequence = &self.sequences[running];
-            own += sequence.table.len() - sequence.shared_blocks;
+            own += sequence.num_held().saturating_sub(sequence.shared_blocks * self.config.groups.len());
             self.push_growths(&mut growths, sequence, sequence.shared_blocks);
         }
         self.push_growths(&mut growths, &self.sequences[index], probe.hits);
         let counts = self.cache.counts();
         let base = (counts.active + probe.idle_hits).saturating_sub(own);
-        let peak = peak_blocks(base, &mut growths, self.block_size);
+        let peak = peak_blocks(base, &mut growths, &self.config.groups, self.block_size);
         self.growths = growths;
         peak <= counts.total
     }
@@ -284,12 +365,20 @@ impl Scheduler {
         self.virtual_time.advance(key.rank);
         let epoch = self.new_epoch();
         let max_hits = self.max_hits(&self.sequences[index]);
-        let sequence = &mut self.sequences[index];
-        let num_blocks = self.block_size.blocks_for(sequence.tokens.len());
-        let (mut table, cursor) = self.cache.share(sequence.scope, &sequence.tokens, max_hits);
-        self.cache.extend(&mut table, num_blocks - cursor.published)?;
+        let sequence = &self.sequences[index];
+        let (mut tables, mut cursor) = self.cache.share(sequence.scope, &sequence.tokens, max_hits);
+        let counts: SmallVec<[usize; 8]> = self.first_blocks(index, cursor.published).collect();
+        let swapped = sequence.swapped.as_ref().map_or(0, |swapped| swapped.num_tokens);
+        for ((table, group), count) in tables.iter_mut().zip(&self.config.groups).zip(counts) {
+            table.skip_to(group.first_block(swapped, self.block_size));
+            self.cache.extend(table, count)?;
+        }
         let cached = cursor.published * self.block_size.tokens();
-        (sequence.table, sequence.cursor, sequence.epoch) = (table, cursor, epoch);
+        if swapped > cached {
+            self.cache.come_back(&mut cursor);
+        }
+        let sequence = &mut self.sequences[index];
+        (sequence.tables, sequence.cursor, sequence.epoch) = (tables, cursor, epoch);
         (sequence.num_computed, sequence.num_planned) = (cached, cached);
         sequence.shared_blocks = sequence.cursor.published;
         self.swap_in(step, index);
@@ -356,9 +445,9 @@ impl Scheduler {
         self.schedule(step, index, num_tokens);
         if self.config.enable_prefix_caching {
             let sequence = &self.sequences[index];
-            let Sequence { table, cursor, scope, tokens, num_planned, .. } = sequence;
-            let announced = |block| step.announced.push(Announced { block, batch_row });
-            self.cache.announce(table, *cursor, *scope, tokens, *num_planned, announced);
+            let Sequence { tables, cursor, scope, tokens, num_planned, .. } = sequence;
+            let announced = |announced| step.announced.push(Filled { announced, batch_row });
+            self.cache.announce(tables, *cursor, *scope, tokens, *num_planned, announced);
         }
     }
 
@@ -368,12 +457,12 @@ impl Scheduler {
         arrays.query_starts[0].set(0);
         for (batch_row, scheduled) in step.rows.iter().enumerate() {
             let sequence = &self.sequences[scheduled.sequence];
-            write_tokens(arrays, token, sequence, scheduled, self.block_size.tokens());
+            self.write_tokens(arrays, token, sequence, scheduled);
             token += scheduled.num_tokens;
             arrays.query_starts[batch_row + 1].set(token as i32);
             arrays.seq_lens[batch_row].set(sequence.num_planned as i32);
             arrays.table_rows[batch_row].set(sequence.row().get() as i32);
-            self.write_table(arrays, sequence, sync);
+            self.write_tables(arrays, sequence, sync);
             for row in &sequence.rows[..scheduled.num_samples] {
                 write_sample(arrays, sample, token - 1, *row, sequence.tokens.len());
                 sample += 1;
@@ -385,41 +474,51 @@ impl Scheduler {
         write_placed(step, arrays);
     }
 
-    fn write_table(&self, arrays: &StepArrays<'_>, sequence: &Sequence, sync: &mut TableSync) {
-        let blocks = sequence.table.blocks();
-        let row = sequence.row().index();
-        let start = sync.advance(row, sequence.epoch, blocks.len());
-        if start == blocks.len() {
-            return;
+    fn write_tokens(
+        &self,
+        arrays: &StepArrays<'_>,
+        first: usize,
+        sequence: &Sequence,
+        scheduled: &Scheduled,
+    ) {
+        let positions = scheduled.start..scheduled.start + scheduled.num_tokens;
+        for (place, position) in (first..).zip(positions.clone()) {
+            arrays.token_ids[place].set(i64::from(sequence.tokens[position]));
+            arrays.positions[place].set(position as i64);
         }
-        let columns = self.config.max_blocks_per_seq();
-        let line = &arrays.block_tables[row * columns..(row + 1) * columns];
-        line[start..].iter().zip(&blocks[start..]).for_each(|(cell, block)| cell.set(block.get() as i32));
+        for (group, table) in sequence.tables.iter().enumerate() {
+            let slots = &arrays.slot_mapping[group * self.config.max_num_batched_tokens..][first..];
+            write_slots(slots, table, positions.clone(), self.block_size);
+        }
+    }
+
+    fn write_tables(&self, arrays: &StepArrays<'_>, sequence: &Sequence, sync: &mut TableSync) {
+        for (group, table) in sequence.tables.iter().enumerate() {
+            let row = group * self.config.max_num_seqs + sequence.row().index();
+            let (given_back, new) = sync.advance(row, sequence.epoch, table.len(), table.num_dropped());
+            if given_back.is_empty() && new.is_empty() {
+                continue;
+            }
+            let columns = self.config.max_blocks_per_seq();
+            let line = &arrays.block_tables[row * columns..(row + 1) * columns];
+            for places in [given_back, new] {
+                let blocks = &table.blocks()[places.clone()];
+                line[places].iter().zip(blocks).for_each(|(cell, block)| cell.set(block.get() as i32));
+            }
+        }
     }
 }
 
-fn write_tokens(
-    arrays: &StepArrays<'_>,
-    first: usize,
-    sequence: &Sequence,
-    scheduled: &Scheduled,
-    block_size: usize,
-) {
-    let end = scheduled.start + scheduled.num_tokens;
-    let mut base = 0;
-    for (place, position) in (first..).zip(scheduled.start..end) {
-        let offset = position % block_size;
-        if offset == 0 || position == scheduled.start {
-            base = block_start(sequence.table.blocks()[position / block_size], block_size);
-        }
-        arrays.token_ids[place].set(i64::from(sequence.tokens[position]));
-        arrays.positions[place].set(position as i64);
-        arrays.slot_mapping[place].set(base + offset as i64);
+fn write_slots(slots: &[Cell<i64>], table: &BlockTable, positions: Range<usize>, size: BlockSize) {
+    let (mut position, mut place) = (positions.start, 0);
+    while position < positions.end {
+        let block = size.full_blocks(position);
+        let run = positions.end.min((block + 1) * size.tokens()) - position;
+        let slot = size.slot(table.blocks()[block], position);
+        slots[place..place + run].iter().zip(slot..).for_each(|(cell, slot)| cell.set(slot));
+        position += run;
+        place += run;
     }
-}
-
-fn block_start(block: BlockId, block_size: usize) -> i64 {
-    (block.index() * block_size) as i64
 }
 
 fn write_sample(arrays: &StepArrays<'_>, sample: usize, token: usize, row: Row, position: usize) {

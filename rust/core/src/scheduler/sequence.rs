@@ -6,8 +6,8 @@
 //! [num_planned, tokens.len())   known, not yet computed
 //! ```
 
+use crate::groups::Tables;
 use crate::prefix::{Cursor, ScopeId};
-use crate::table::BlockTable;
 use crate::units::{RequestId, Row, TokenId};
 
 /// Who a sequence is, and who comes first: by rank, then requests by age, then the samples of one in order.
@@ -24,8 +24,8 @@ pub(super) type SeqIndex = u32;
 /// What the host keeps of a preempted sequence.
 #[derive(Debug)]
 pub(super) struct Swapped {
-    /// Host blocks.
-    pub(super) table: BlockTable,
+    /// Host blocks, those of each group.
+    pub(super) tables: Tables,
     /// Tokens whose K and V they hold.
     pub(super) num_tokens: usize,
     /// The step that copied them out.
@@ -46,9 +46,9 @@ pub(super) struct Sequence {
     pub(super) num_planned: usize,
     /// The most tokens that were computed so far: what lies below it was computed before.
     pub(super) high_water: usize,
-    pub(super) table: BlockTable,
+    pub(super) tables: Tables,
     pub(super) cursor: Cursor,
-    /// Changes whenever what stands in the table's row may have changed other than by growing.
+    /// Changes whenever what stands in the tables' rows may have changed other than by growing.
     pub(super) epoch: u64,
     /// Its own row while it runs; then those of the samples that are not forked off yet.
     pub(super) rows: Vec<Row>,
@@ -73,6 +73,11 @@ impl Sequence {
     /// Whether one more token is all that is left to compute.
     pub(super) fn decodes(&self) -> bool {
         self.num_uncomputed() == 1
+    }
+
+    /// Blocks that it holds, over all groups.
+    pub(super) fn num_held(&self) -> usize {
+        self.tables.iter().map(|table| table.held().len()).sum()
     }
 
     pub(super) fn row(&self) -> Row {

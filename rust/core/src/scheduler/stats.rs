@@ -1,6 +1,7 @@
 //! What can be counted, at one moment and over the scheduler's life.
 
 use super::Scheduler;
+use super::sequence::Sequence;
 use crate::pool::{BlockCounts, BlockPool};
 use crate::units::BlockId;
 
@@ -106,7 +107,7 @@ impl Scheduler {
         self.totals.peak = Peak {
             active_blocks,
             held_tokens: active_blocks * self.block_size.tokens() - self.empty_slots(),
-            unshared_blocks: running().map(|sequence| sequence.table.len()).sum(),
+            unshared_blocks: running().map(Sequence::num_held).sum(),
             unshared_tokens: running().map(|sequence| sequence.num_planned).sum(),
             running: self.running.len(),
         };
@@ -119,12 +120,16 @@ impl Scheduler {
         let mut empty = 0;
         for &index in &self.running {
             let sequence = &self.sequences[index];
-            let (table, filled) = (&sequence.table, sequence.num_planned);
-            let Some(&partial) = table.blocks().get(self.block_size.full_blocks(filled)) else { continue };
-            let own = table.len() * self.block_size.tokens() - filled;
-            if table.is_writable(self.block_size.full_blocks(filled)) || !shared.contains(&partial) {
-                empty += own;
-                shared.push(partial);
+            let filled = sequence.num_planned;
+            for table in &sequence.tables {
+                let Some(&partial) = table.blocks().get(self.block_size.full_blocks(filled)) else {
+                    continue;
+                };
+                let own = table.len() * self.block_size.tokens() - filled;
+                if table.is_writable(self.block_size.full_blocks(filled)) || !shared.contains(&partial) {
+                    empty += own;
+                    shared.push(partial);
+                }
             }
         }
         empty

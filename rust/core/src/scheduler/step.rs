@@ -1,8 +1,9 @@
 //! A step that was planned and is in flight.
 
 use super::sequence::{SeqIndex, Swapped};
+use crate::prefix::Announced;
 use crate::table::BlockCopy;
-use crate::units::{BlockId, RequestId, Row};
+use crate::units::{RequestId, Row};
 
 /// How many entries of the step's arrays a plan has filled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,10 +45,10 @@ pub(super) struct Placed {
     pub(super) row: Row,
 }
 
-/// A block that the step fills and that others planned in the same step may share already.
+/// A node whose blocks the step fills and that others planned in the same step may share already.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Announced {
-    pub(super) block: BlockId,
+pub(super) struct Filled {
+    pub(super) announced: Announced,
     pub(super) batch_row: usize,
 }
 
@@ -65,7 +66,7 @@ pub(super) struct Step {
     /// The batch row of each copy.
     pub(super) copy_rows: Vec<usize>,
     pub(super) placed: Vec<Placed>,
-    pub(super) announced: Vec<Announced>,
+    pub(super) announced: Vec<Filled>,
     pub(super) num_tokens: usize,
     pub(super) num_samples: usize,
 }

@@ -7,6 +7,7 @@
 use super::Scheduler;
 use super::sequence::{SeqIndex, Swapped};
 use super::step::Step;
+use crate::groups::Tables;
 use crate::policy::preemption::{Costs, Loss, swaps};
 use crate::table::{BlockCopy, BlockTable};
 
@@ -38,18 +39,26 @@ impl Scheduler {
         let host = self.host.as_ref()?;
         let sequence = &self.sequences[index];
         let num_tokens = sequence.num_computed;
-        let num_blocks = self.block_size.blocks_for(num_tokens);
+        // Lookahead aside, a table's last blocks may hold nothing yet.
+        let filled = self.block_size.blocks_for(num_tokens);
+        let num_blocks = sequence.tables.iter().map(|table| filled - table.num_dropped().min(filled)).sum();
         let loss = Loss { num_tokens, num_blocks, free_host_blocks: host.num_free() };
         if !swaps(self.config.preemption, self.costs, loss) {
             return None;
         }
-        let mut table = BlockTable::new(host);
-        table.extend(num_blocks).ok()?;
-        let pairs = sequence.table.blocks().iter().zip(table.blocks());
-        step.swap_outs.extend(pairs.map(|(&source, &target)| BlockCopy { source, target }));
+        let mut tables = Tables::new();
+        for table in &sequence.tables {
+            let mut copy = BlockTable::starting_at(host, table.num_dropped().min(filled));
+            copy.extend(filled - copy.len()).ok()?;
+            tables.push(copy);
+        }
+        for (from, to) in sequence.tables.iter().zip(&tables) {
+            let pairs = from.held().iter().zip(to.held());
+            step.swap_outs.extend(pairs.map(|(&source, &target)| BlockCopy { source, target }));
+        }
         self.totals.swapped_out_blocks += num_blocks as u64;
         self.request_of(index).swapped_blocks += num_blocks;
-        Some(Swapped { table, num_tokens, step: step.id })
+        Some(Swapped { tables, num_tokens, step: step.id })
     }
 
     /// Has a starting sequence's blocks filled from the host's copy, those that it did not find in the cache.
@@ -59,10 +68,12 @@ impl Scheduler {
         if swapped.num_tokens <= sequence.num_computed {
             return;
         }
-        let found = sequence.cursor.published;
-        let pairs = swapped.table.blocks()[found..].iter().zip(&sequence.table.blocks()[found..]);
         let before = step.swap_ins.len();
-        step.swap_ins.extend(pairs.map(|(&source, &target)| BlockCopy { source, target }));
+        for (from, to) in swapped.tables.iter().zip(&sequence.tables) {
+            let found = sequence.cursor.published.max(to.num_dropped());
+            let pairs = from.blocks().iter().zip(to.blocks()).skip(found);
+            step.swap_ins.extend(pairs.map(|(&source, &target)| BlockCopy { source, target }));
+        }
         self.totals.swapped_in_blocks += (step.swap_ins.len() - before) as u64;
         (sequence.num_computed, sequence.num_planned) = (swapped.num_tokens, swapped.num_tokens);
         step.swapped_in.push((index, swapped));

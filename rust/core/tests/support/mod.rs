@@ -4,11 +4,12 @@
 //! through the block table. One wrong, stale or foreign slot changes every token after it.
 
 use std::collections::HashMap;
+use std::ops::Range;
 
 use pykv_core::scheduler::{
     FinishReason, Outcome, OwnedArrays, Plan, RequestSummary, Sampled, Submission, TableSync,
 };
-use pykv_core::{BlockId, RequestId, Scheduler, SchedulerConfig, TokenId};
+use pykv_core::{BlockId, LayerGroup, RequestId, Scheduler, SchedulerConfig, TokenId};
 
 pub(crate) const VOCABULARY: u64 = 50;
 
@@ -18,8 +19,16 @@ fn mix(value: u64) -> u64 {
     value ^ (value >> 31)
 }
 
-fn kv(token: i64, position: i64) -> u64 {
-    mix((token as u64) << 32 | position as u64)
+fn kv(group: usize, token: i64, position: i64) -> u64 {
+    mix((group as u64) << 56 | (token as u64) << 32 | position as u64)
+}
+
+/// The positions that the last of `length` tokens reads in a group.
+fn visible(group: LayerGroup, length: usize) -> Range<usize> {
+    match group {
+        LayerGroup::Full => 0..length,
+        LayerGroup::Window { tokens } => length.saturating_sub(tokens)..length,
+    }
 }
 
 fn next_token(history: impl Iterator<Item = u64>, child: u64) -> TokenId {
@@ -28,12 +37,21 @@ fn next_token(history: impl Iterator<Item = u64>, child: u64) -> TokenId {
 }
 
 /// The tokens that a prompt gives when nothing is paged, shared, chunked or preempted.
-pub(crate) fn expected(prompt: &[TokenId], child: u64, num_tokens: usize) -> Vec<TokenId> {
+pub(crate) fn expected(
+    groups: &[LayerGroup],
+    prompt: &[TokenId],
+    child: u64,
+    num_tokens: usize,
+) -> Vec<TokenId> {
     let mut tokens = prompt.to_vec();
     for _ in 0..num_tokens {
-        let history =
-            tokens.iter().enumerate().map(|(position, &token)| kv(i64::from(token), position as i64));
-        tokens.push(next_token(history, child));
+        let read = |group: usize| {
+            let tokens = &tokens;
+            visible(groups[group], tokens.len())
+                .map(move |position| kv(group, i64::from(tokens[position]), position as i64))
+        };
+        let next = next_token((0..groups.len()).flat_map(read), child);
+        tokens.push(next);
     }
     tokens.split_off(prompt.len())
 }
@@ -50,6 +68,7 @@ pub(crate) struct Engine {
     slots: Vec<Option<u64>>,
     host_slots: Vec<Option<u64>>,
     placed: HashMap<i32, (u64, u32)>,
+    config: SchedulerConfig,
     block_size: usize,
     columns: usize,
 }
@@ -57,26 +76,31 @@ pub(crate) struct Engine {
 impl Engine {
     pub(crate) fn new(config: SchedulerConfig) -> Self {
         let arrays = [OwnedArrays::new(&config), OwnedArrays::new(&config)];
-        let syncs = [TableSync::new(config.max_num_seqs), TableSync::new(config.max_num_seqs)];
         Self {
             outputs: HashMap::new(),
             ended: Vec::new(),
             num_steps: 0,
             now: 0.0,
             arrays,
-            syncs,
+            syncs: Default::default(),
             slots: vec![None; config.num_blocks * config.block_size],
             host_slots: vec![None; config.num_host_blocks * config.block_size],
             placed: HashMap::new(),
             block_size: config.block_size,
             columns: config.max_blocks_per_seq(),
-            scheduler: Scheduler::new(config).unwrap(),
+            scheduler: Scheduler::new(config.clone()).unwrap(),
+            config,
         }
     }
 
     pub(crate) fn submit(&mut self, prompt: &[TokenId], max_tokens: usize, num_samples: usize) -> RequestId {
         let submission = Submission { max_tokens: Some(max_tokens), num_samples, ..Submission::new(prompt) };
         self.scheduler.submit(submission).unwrap()
+    }
+
+    /// What a sample of a prompt must get.
+    pub(crate) fn expected(&self, prompt: &[TokenId], child: u64, num_tokens: usize) -> Vec<TokenId> {
+        expected(&self.config.groups, prompt, child, num_tokens)
     }
 
     /// Empties what is free: whoever reads it later without having written it is found out.
@@ -117,10 +141,12 @@ impl Engine {
         for pair in arrays.copy_pairs.chunks_exact(2).take(plan.num_copies) {
             self.slots.copy_within(range(pair[0]), range(pair[1]).start);
         }
-        for token in 0..plan.num_tokens {
-            let slot = arrays.slot_mapping[token] as usize;
-            assert!(slot >= self.block_size, "the null block is never written");
-            self.slots[slot] = Some(kv(arrays.token_ids[token], arrays.positions[token]));
+        for group in 0..self.config.groups.len() {
+            for token in 0..plan.num_tokens {
+                let slot = arrays.slot_mapping[group * self.config.max_num_batched_tokens + token] as usize;
+                assert!(slot >= self.block_size, "the null block is never written");
+                self.slots[slot] = Some(kv(group, arrays.token_ids[token], arrays.positions[token]));
+            }
         }
         (0..plan.num_samples).map(|sample| self.sample(sample, plan)).collect()
     }
@@ -133,10 +159,13 @@ impl Engine {
         let row = arrays.table_rows[batch_row] as usize;
         let length = arrays.seq_lens[batch_row] as usize;
         assert_eq!(length as i64, arrays.sample_positions[sample]);
-        let history = (0..length).map(|position| {
-            let block = arrays.block_tables[row * self.columns + position / self.block_size] as usize;
-            self.slots[block * self.block_size + position % self.block_size]
-                .expect("a slot that is read was written")
+        let history = (0..self.config.groups.len()).flat_map(|group| {
+            visible(self.config.groups[group], length).map(move |position| {
+                let line = group * self.config.max_num_seqs + row;
+                let block = arrays.block_tables[line * self.columns + position / self.block_size] as usize;
+                self.slots[block * self.block_size + position % self.block_size]
+                    .expect("a slot that is read was written")
+            })
         });
         let child = self.placed[&arrays.sample_rows[sample]].1;
         next_token(history, u64::from(child))

@@ -1,0 +1,156 @@
+//! How blocks become findable, and how that is taken back.
+
+use super::scope::ScopeId;
+use super::tree::{Key, NodeId};
+use super::{Cursor, ENDED, PrefixCache};
+use crate::table::BlockTable;
+use crate::units::{BlockId, TokenId};
+
+/// A node whose blocks the step being planned will fill.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Announced {
+    /// The node.
+    pub node: NodeId,
+    /// What it hangs below.
+    pub parent: NodeId,
+    generation: u64,
+}
+
+impl PrefixCache {
+    /// Makes a sequence's full blocks findable up to the first `num_tokens` of `tokens`. Where an equal block is published
+    /// already, the table goes over to that one and gives its own back. Returns whether a table changed.
+    pub fn publish(
+        &mut self,
+        tables: &mut [BlockTable],
+        cursor: &mut Cursor,
+        scope: ScopeId,
+        tokens: &[TokenId],
+        num_tokens: usize,
+    ) -> bool {
+        let size = self.pool.block_size();
+        let mut is_folded = false;
+        while cursor.generation == self.generation && cursor.published < size.full_blocks(num_tokens) {
+            let start = cursor.published * size.tokens();
+            let key = Key { parent: cursor.parent, scope, tokens: &tokens[start..start + size.tokens()] };
+            let Some(node) = self.tree.find(key).or_else(|| self.hang(key)) else {
+                cursor.generation = ENDED;
+                break;
+            };
+            for (group, table) in tables.iter_mut().enumerate() {
+                is_folded |= self.settle(node, group, table, cursor.published);
+            }
+            cursor.parent = node;
+            cursor.published += 1;
+        }
+        is_folded
+    }
+
+    /// Makes blocks findable that the step being planned will fill, so that others planned in it can share them.
+    ///
+    /// Stops at the first that is published already; hands each new one to `announced`. They are confirmed by
+    /// [`publish`](Self::publish), or taken back by [`withdraw`](Self::withdraw), the one announced last first.
+    pub fn announce(
+        &mut self,
+        tables: &[BlockTable],
+        cursor: Cursor,
+        scope: ScopeId,
+        tokens: &[TokenId],
+        num_tokens: usize,
+        mut announced: impl FnMut(Announced),
+    ) {
+        if cursor.generation != self.generation {
+            return;
+        }
+        let size = self.pool.block_size();
+        let mut parent = cursor.parent;
+        for index in cursor.published..size.full_blocks(num_tokens) {
+            let run = &tokens[index * size.tokens()..(index + 1) * size.tokens()];
+            let key = Key { parent, scope, tokens: run };
+            if self.tree.find(key).is_some() {
+                return;
+            }
+            let Some(node) = self.hang(key) else { return };
+            for (group, table) in tables.iter().enumerate() {
+                let block = table.blocks()[index];
+                if block != BlockId::NULL {
+                    self.attach(node, group, block);
+                }
+            }
+            announced(Announced { node, parent, generation: self.generation });
+            parent = node;
+        }
+    }
+
+    /// Takes back a node whose content was announced and not computed. Nothing hangs below it.
+    pub fn withdraw(&mut self, announced: Announced) {
+        if announced.generation == self.generation {
+            self.detach_all(announced.node);
+            self.prune(announced.node);
+        }
+    }
+
+    /// Gives a node a table's block, or the table the node's. Returns whether the table changed.
+    fn settle(&mut self, node: NodeId, group: usize, table: &mut BlockTable, index: usize) -> bool {
+        let (own, published) = (table.blocks()[index], self.tree.blocks(node)[group]);
+        if own == BlockId::NULL || own == published {
+            return false;
+        }
+        if published == BlockId::NULL {
+            self.attach(node, group, own);
+            return false;
+        }
+        self.pin(published);
+        table.replace_retained(index, published);
+        true
+    }
+
+    /// Adds a node without blocks, if there may be one more.
+    fn hang(&mut self, key: Key<'_>) -> Option<NodeId> {
+        let node = self.tree.insert(key)?;
+        if key.parent == NodeId::ROOT {
+            self.scopes.join(key.scope);
+        }
+        Some(node)
+    }
+
+    fn attach(&mut self, node: NodeId, group: usize, block: BlockId) {
+        self.tree.set_block(node, group, block);
+        self.node_of[block.index()] = node;
+        self.pool.publish(block);
+    }
+
+    /// Takes a node's block in one group out of the tree.
+    pub(super) fn detach(&mut self, node: NodeId, group: usize) {
+        let block = self.tree.blocks(node)[group];
+        if block == BlockId::NULL {
+            return;
+        }
+        if self.order.contains(block) {
+            self.order.remove(block);
+        }
+        self.tree.set_block(node, group, BlockId::NULL);
+        self.pool.unpublish(block);
+    }
+
+    pub(super) fn detach_all(&mut self, node: NodeId) {
+        (0..self.groups.len()).for_each(|group| self.detach(node, group));
+    }
+
+    /// Takes out a node that has no block and nothing below it, then those above it for which the same is true.
+    pub(super) fn prune(&mut self, mut node: NodeId) {
+        while node != NodeId::ROOT
+            && self.tree.num_children(node) == 0
+            && self.tree.blocks(node).iter().all(|&block| block == BlockId::NULL)
+        {
+            let parent = self.tree.parent(node);
+            self.remove(node);
+            node = parent;
+        }
+    }
+
+    pub(super) fn remove(&mut self, node: NodeId) {
+        if let Some(scope) = self.tree.remove(node) {
+            self.scopes.leave(scope);
+        }
+    }
+}
