@@ -61,6 +61,7 @@ if _typing.TYPE_CHECKING:
         TokenLogprobs,
         Usage,
     )
+    from pykv.kv_format import CodecFormat, KvFormat, kv_format_names, register_kv_format
     from pykv.kv_pool import KvPool
     from pykv.layout import KvLayout
     from pykv.recording import ReplayedRecording, replay_recording
@@ -90,6 +91,7 @@ __all__ = [
     "BlockTable",
     "CapacityError",
     "Client",
+    "CodecFormat",
     "Completion",
     "ConfigError",
     "DuplicateRequestError",
@@ -99,6 +101,7 @@ __all__ = [
     "EngineStats",
     "FinishReason",
     "InvalidRequestError",
+    "KvFormat",
     "KvLayout",
     "KvPool",
     "MissingExtraError",
@@ -126,7 +129,9 @@ __all__ = [
     "UnsupportedModelError",
     "Usage",
     "copy_blocks",
+    "kv_format_names",
     "paged_attention",
+    "register_kv_format",
     "replay_recording",
     "write_kv",
 ]
@@ -138,11 +143,13 @@ _LAZY = {
     "BlockPool": ("pykv.blocks", ""),
     "BlockTable": ("pykv.blocks", ""),
     "Client": ("pykv.client", "client"),
+    "CodecFormat": ("pykv.kv_format", ""),
     "Completion": ("pykv.engine", ""),
     "Engine": ("pykv.engine", "models"),
     "EngineConfig": ("pykv.engine", ""),
     "EngineStats": ("pykv.engine", ""),
     "FinishReason": ("pykv.scheduler", ""),
+    "KvFormat": ("pykv.kv_format", ""),
     "KvLayout": ("pykv.layout", ""),
     "KvPool": ("pykv.kv_pool", "torch"),
     "OUTCOME_FAILED": ("pykv.scheduler", ""),
@@ -163,7 +170,9 @@ _LAZY = {
     "TokenLogprobs": ("pykv.engine", ""),
     "Usage": ("pykv.engine", ""),
     "copy_blocks": ("pykv.attention", "torch"),
+    "kv_format_names": ("pykv.kv_format", ""),
     "paged_attention": ("pykv.attention", "torch"),
+    "register_kv_format": ("pykv.kv_format", ""),
     "replay_recording": ("pykv.recording", ""),
     "write_kv": ("pykv.attention", "torch"),
 }

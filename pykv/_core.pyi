@@ -280,6 +280,11 @@ class CpuAttention:
     def copy_blocks(self, caches: list[_Cache], pairs: _Flat, num_threads: int) -> None:
         """Copies each pair's first block to its second, in every cache."""
 
+    def transfer_blocks(
+        self, sources: list[_Cache], targets: list[_Cache], pairs: _Flat, num_threads: int
+    ) -> None:
+        """Copies each pair's first block of a source to its second block of the target at the same place."""
+
     def read(self, address: int, num_words: int, num_threads: int) -> int: ...
 
 def replay_recording(bytes: bytes) -> tuple[int, int]:

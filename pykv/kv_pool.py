@@ -5,14 +5,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pykv.attention import copy_blocks
+from pykv.attention import KvScales, copy_blocks
+from pykv.attention.transfer import LayerCache, transfer_blocks
 from pykv.errors import ConfigError
 from pykv.host_memory import anonymous_memory, available_bytes
-from pykv.layout import KvLayer, KvLayout
+from pykv.kv_format import BF16, DtypeFormat, KvFormat, kv_format_of
+from pykv.layout import CacheType, KvLayer, KvLayout
 
-__all__ = ["KvPool"]
+__all__ = ["CACHE_DTYPES", "KvPool"]
 
 CACHE_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+"""What a cache without scales can hold, and what weights can be."""
 
 
 class KvPool:
@@ -25,10 +28,15 @@ class KvPool:
         #  key_caches[i][0]               value_caches[i][0]
 
     Attributes:
-        layout, num_blocks, block_size, dtype, device: as given; block 0 counts and is never handed out.
+        layout, num_blocks, block_size, device: as given; block 0 counts and is never handed out.
+        format: how rows are stored.
+        dtype: of the caches: the format's, or uint8 where the format encodes rows itself.
         key_caches, value_caches: for each layer a strided view [num_blocks, num_kv_heads, block_size,
-            head_dim_k or _v]. Layers that share keys and values have the same views.
-        nbytes: the bytes of all blocks.
+            head_dim_k or _v], or the rows' bytes instead of the head size. Layers that share keys and values have the
+            same views.
+        kv_scales: for each layer what `paged_attention` takes: float32 [num_blocks, 2, num_kv_heads, block_size]
+            where each row has its scale, two numbers where they were given, else None.
+        nbytes: the bytes of all blocks, scales included.
     """
 
     def __init__(
@@ -36,34 +44,40 @@ class KvPool:
         layout: KvLayout,
         num_blocks: int,
         block_size: int = 16,
-        dtype: torch.dtype = torch.bfloat16,
+        format: CacheType = BF16,
         device: torch.device | str = "cpu",
+        *,
+        is_pinned: bool = False,
     ) -> None:
         """Allocates the pool. On a CPU its pages are taken from the system when they are first written.
 
+        Args:
+            format: a `KvFormat`, the name of one, or a dtype of plain numbers.
+            is_pinned: whether a GPU shall reach it, for a pool in host memory.
+
         Raises:
-            ConfigError: a number is below 1, the dtype is none that a cache can have, or the device has fewer
-                bytes left than the pool needs; nothing was allocated.
+            ConfigError: a number is below 1, the format is unknown or none that a cache can have, or the device has
+                fewer bytes left than the pool needs; nothing was allocated.
         """
         _check_counts(num_blocks, block_size)
         if layout.storage != "expanded":
             raise ConfigError(
                 f"storage of the layout is {layout.storage!r}; the KV pool holds 'expanded' ones"
             )
-        if dtype not in CACHE_DTYPES:
-            allowed = ", ".join(map(str, CACHE_DTYPES))
-            raise ConfigError(f"dtype of the KV pool is {dtype}; allowed are {allowed}")
         self.layout = layout
         self.num_blocks = num_blocks
         self.block_size = block_size
-        self.dtype = dtype
+        self.format = kv_format_of(format)
+        self.dtype = _checked_dtype(self.format)
         self.device = torch.device(device)
-        self.nbytes = num_blocks * layout.block_bytes(block_size, dtype)
+        self.nbytes = num_blocks * layout.block_bytes(block_size, self.format)
+        self._is_pinned = is_pinned
         self._check_memory()
         self.key_caches, self.value_caches = self._allocate()
+        self.kv_scales = self._allocate_scales()
 
     def copy_blocks(self, pairs: Tensor, backend: str = "auto") -> None:
-        """Copies whole blocks in all layers.
+        """Copies whole blocks in all layers, scales included.
 
         Args:
             pairs: int64 [num_pairs, 2], (source block, target block); targets differ and none is a source.
@@ -72,9 +86,40 @@ class KvPool:
         Raises:
             TypeError, ValueError: see `pykv.copy_blocks`; nothing was copied.
         """
-        own = [index for index, layer in enumerate(self.layout.layers) if layer.reads_layer is None]
-        keys, values = [self.key_caches[i] for i in own], [self.value_caches[i] for i in own]
-        copy_blocks(keys, values, pairs, backend=backend)
+        layers = self._own_layers()
+        keys, values = [layer.key for layer in layers], [layer.value for layer in layers]
+        scales = [layer.scales for layer in layers if layer.scales is not None]
+        copy_blocks(keys, values, pairs, kv_scales=scales, backend=backend)
+
+    def copy_blocks_to(self, target: KvPool, pairs: Tensor, backend: str = "auto") -> None:
+        """Copies whole blocks in all layers, scales included, to another pool: from the device to the host, or back.
+
+        Args:
+            target: a pool of the same layout, block size and format; one of the two may be in host memory.
+            pairs: int64 [num_pairs, 2] on the device, (block of this pool, block of `target`); targets differ.
+            backend: as in `pykv.copy_blocks`.
+
+        Raises:
+            ValueError: the pools are not alike, or, on a CPU, a block is out of range; nothing was copied.
+        """
+        alike = (self.layout, self.block_size, self.format) == (
+            target.layout,
+            target.block_size,
+            target.format,
+        )
+        if not alike:
+            raise ValueError("target must have the layout, block size and format of the pool that is copied")
+        transfer_blocks(self._own_layers(), target._own_layers(), pairs, backend=backend)
+
+    def _own_layers(self) -> list[LayerCache]:
+        """The layers that store keys and values, as what is moved: bytes where the format has no dtype."""
+        return [
+            LayerCache(_movable(key), _movable(value), scales if isinstance(scales, Tensor) else None)
+            for layer, key, value, scales in zip(
+                self.layout.layers, self.key_caches, self.value_caches, self.kv_scales, strict=True
+            )
+            if layer.reads_layer is None
+        ]
 
     def _check_memory(self) -> None:
         """Fails before anything is allocated: a process that is killed later cannot say why."""
@@ -87,8 +132,8 @@ class KvPool:
             )
 
     def _allocate(self) -> tuple[list[Tensor], list[Tensor]]:
-        sizes = [self.num_blocks * self.block_size * layer.elements_per_token for layer in self.layout.layers]
-        parts = torch.split(_allocated(sum(sizes), self.dtype, self.device), sizes)
+        sizes = [self.num_blocks * self._block_bytes(layer) for layer in self.layout.layers]
+        parts = torch.split(self._memory(sum(sizes)), sizes)
         keys: list[Tensor] = []
         values: list[Tensor] = []
         for layer, part in zip(self.layout.layers, parts, strict=True):
@@ -100,19 +145,65 @@ class KvPool:
             values.append(value)
         return keys, values
 
+    def _allocate_scales(self) -> list[KvScales | None]:
+        if not isinstance(self.format, DtypeFormat) or not self.format.has_row_scales:
+            given = getattr(self.format, "tensor_scales", None)
+            return [given] * len(self.layout.layers)
+        shapes = [(self.num_blocks, 2, layer.num_kv_heads, self.block_size) for layer in self.layout.layers]
+        sizes = [
+            0 if layer.reads_layer is not None else torch.Size(shape).numel()
+            for layer, shape in zip(self.layout.layers, shapes, strict=True)
+        ]
+        parts = torch.split(self._memory(4 * sum(sizes)).view(torch.float32), sizes)
+        scales: list[KvScales | None] = []
+        for layer, shape, part in zip(self.layout.layers, shapes, parts, strict=True):
+            scales.append(part.view(shape) if layer.reads_layer is None else scales[layer.reads_layer])
+        return scales
+
+    def _row_elements(self, head_dim: int) -> int:
+        """The elements of a row in its cache; its scale, if it has one, is elsewhere."""
+        return head_dim if isinstance(self.format, DtypeFormat) else self.format.row_bytes(head_dim)
+
+    def _block_elements(self, layer: KvLayer) -> tuple[int, int]:
+        """The elements of a block's keys, and of its values."""
+        rows = 0 if layer.reads_layer is not None else layer.num_kv_heads * self.block_size
+        return rows * self._row_elements(layer.head_dim_k), rows * self._row_elements(layer.head_dim_v)
+
+    def _block_bytes(self, layer: KvLayer) -> int:
+        return sum(self._block_elements(layer)) * self.dtype.itemsize
+
     def _views(self, layer: KvLayer, part: Tensor) -> tuple[Tensor, Tensor]:
         """One layer's keys and values: in each block first all heads' keys, then all heads' values."""
-        by_block = part.view(self.num_blocks, self.block_size * layer.elements_per_token)
-        num_key_elements = layer.num_kv_heads * self.block_size * layer.head_dim_k
-        keys, values = by_block.tensor_split((num_key_elements,), dim=1)
+        by_block = part.view(self.dtype).view(self.num_blocks, -1)
+        keys, values = by_block.tensor_split((self._block_elements(layer)[0],), dim=1)
         shape = (self.num_blocks, layer.num_kv_heads, self.block_size)
-        return keys.view(*shape, layer.head_dim_k), values.view(*shape, layer.head_dim_v)
+        return (
+            keys.view(*shape, self._row_elements(layer.head_dim_k)),
+            values.view(*shape, self._row_elements(layer.head_dim_v)),
+        )
+
+    def _memory(self, num_bytes: int) -> Tensor:
+        """Bytes on the device; on huge pages of the host if the system can and no GPU must reach them."""
+        if self.device.type != "cpu" or self._is_pinned or num_bytes == 0:
+            return torch.empty(num_bytes, dtype=torch.uint8, device=self.device, pin_memory=self._is_pinned)
+        return torch.frombuffer(anonymous_memory(num_bytes), dtype=torch.uint8, count=num_bytes)
 
 
-def _allocated(num_elements: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    if device.type != "cpu":
-        return torch.empty(num_elements, dtype=dtype, device=device)
-    return torch.frombuffer(anonymous_memory(num_elements * dtype.itemsize), dtype=dtype, count=num_elements)
+def _movable(cache: Tensor) -> Tensor:
+    """Bytes as a dtype that every backend moves."""
+    return cache.view(torch.int8) if cache.dtype is torch.uint8 else cache
+
+
+def _checked_dtype(format: KvFormat) -> torch.dtype:
+    if not isinstance(format, DtypeFormat):
+        return torch.uint8
+    dtype: torch.dtype | None = getattr(torch, format.dtype_name, None)
+    if dtype is None or (dtype not in CACHE_DTYPES and not format.is_scaled):
+        allowed = ", ".join(map(str, CACHE_DTYPES))
+        raise ConfigError(
+            f"format of the KV pool is {format.dtype_name}; allowed are {allowed} and the formats by name"
+        )
+    return dtype
 
 
 def _available_bytes(device: torch.device) -> int | None:

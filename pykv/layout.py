@@ -4,38 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from pykv.errors import ConfigError
+from pykv.kv_format import ElementType, KvFormat, kv_format_of
 
-__all__ = ["ELEMENT_BYTES", "Config", "ElementType", "KvLayer", "KvLayout", "Storage", "element_bytes"]
+__all__ = ["CacheType", "Config", "ElementType", "KvLayer", "KvLayout", "Storage"]
 
 Storage = Literal["expanded", "latent"]
 
-ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-
-
-class ElementType(Protocol):
-    """A dtype object, of torch or numpy: anything that says how many bytes an element takes."""
-
-    @property
-    def itemsize(self) -> int: ...
-
+CacheType = str | ElementType | KvFormat
+"""How a cache stores its numbers: a `KvFormat`, its name, the name of a dtype, or a dtype object."""
 
 Config = Mapping[str, Any] | object
-
-
-def element_bytes(dtype: str | ElementType) -> int:
-    """The bytes of one element of `dtype`: a name ("float32", "bfloat16", "float16") or a dtype object.
-
-    Raises:
-        ConfigError: the name is none of these.
-    """
-    if not isinstance(dtype, str):
-        return dtype.itemsize
-    if dtype not in ELEMENT_BYTES:
-        raise ConfigError(f"dtype is {dtype!r}; allowed are {', '.join(ELEMENT_BYTES)}")
-    return ELEMENT_BYTES[dtype]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +43,13 @@ class KvLayer:
         if self.reads_layer is not None:
             return 0
         return self.num_kv_heads * (self.head_dim_k + self.head_dim_v)
+
+    def bytes_per_token(self, dtype: CacheType) -> int:
+        """The bytes that this layer stores for one token, scales included."""
+        if self.reads_layer is not None:
+            return 0
+        rows = (kv_format_of(dtype).row_bytes(size) for size in (self.head_dim_k, self.head_dim_v) if size)
+        return self.num_kv_heads * sum(rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,34 +93,38 @@ class KvLayout:
         """The elements of one token's keys and values in all layers."""
         return sum(layer.elements_per_token for layer in self.layers)
 
-    def bytes_per_token(self, dtype: str | ElementType) -> int:
-        """The bytes of one token's keys and values in all layers."""
-        return self.elements_per_token * element_bytes(dtype)
+    def bytes_per_token(self, dtype: CacheType) -> int:
+        """The bytes of one token's keys and values in all layers, scales included.
 
-    def growing_bytes_per_token(self, dtype: str | ElementType) -> int:
+        Raises:
+            ConfigError: here and in the methods below: no format has the name `dtype`.
+        """
+        return sum(layer.bytes_per_token(dtype) for layer in self.layers)
+
+    def growing_bytes_per_token(self, dtype: CacheType) -> int:
         """The bytes that one more token of a long sequence adds where windows give back what left them."""
-        growing = (layer.elements_per_token for layer in self.layers if layer.window is None)
-        return sum(growing) * element_bytes(dtype)
+        return sum(layer.bytes_per_token(dtype) for layer in self.layers if layer.window is None)
 
-    def window_bytes(self, dtype: str | ElementType) -> int:
+    def window_bytes(self, dtype: CacheType) -> int:
         """The most that layers with a window hold of one sequence where they give back what left it."""
         windowed = (
-            layer.elements_per_token * layer.window for layer in self.layers if layer.window is not None
+            layer.bytes_per_token(dtype) * layer.window for layer in self.layers if layer.window is not None
         )
-        return sum(windowed) * element_bytes(dtype)
+        return sum(windowed)
 
-    def uniform_bytes(self, num_tokens: int, dtype: str | ElementType) -> int:
+    def uniform_bytes(self, num_tokens: int, dtype: CacheType) -> int:
         """The bytes of one sequence where every layer keeps every token: one block table for all layers."""
         return num_tokens * self.bytes_per_token(dtype)
 
-    def capped_bytes(self, num_tokens: int, dtype: str | ElementType) -> int:
+    def capped_bytes(self, num_tokens: int, dtype: CacheType) -> int:
         """The bytes of one sequence where the layers with a window keep no more than it."""
         kept = (
-            layer.elements_per_token * min(num_tokens, num_tokens if layer.window is None else layer.window)
+            layer.bytes_per_token(dtype)
+            * min(num_tokens, num_tokens if layer.window is None else layer.window)
             for layer in self.layers
         )
-        return sum(kept) * element_bytes(dtype)
+        return sum(kept)
 
-    def block_bytes(self, block_size: int, dtype: str | ElementType) -> int:
+    def block_bytes(self, block_size: int, dtype: CacheType) -> int:
         """The bytes of one block of `block_size` tokens, in all layers."""
         return block_size * self.bytes_per_token(dtype)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pykv import ConfigError, KvLayout, KvPool
+from pykv import CodecFormat, ConfigError, KvLayout, KvPool, register_kv_format
+from pykv.kv_format import kv_format_of
 from pykv.layout import KvLayer
 
 LAYOUT = KvLayout((KvLayer(3, 8, 8), KvLayer(2, 12, 4, window=5), KvLayer(3, 8, 8, reads_layer=0)))
@@ -13,7 +14,7 @@ LAYOUT = KvLayout((KvLayer(3, 8, 8), KvLayer(2, 12, 4, window=5), KvLayer(3, 8, 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_shapes_and_size(dtype: torch.dtype) -> None:
-    pool = KvPool(LAYOUT, num_blocks=5, block_size=4, dtype=dtype)
+    pool = KvPool(LAYOUT, num_blocks=5, block_size=4, format=dtype)
     assert [cache.shape for cache in pool.key_caches] == [(5, 3, 4, 8), (5, 2, 4, 12), (5, 3, 4, 8)]
     assert [cache.shape for cache in pool.value_caches] == [(5, 3, 4, 8), (5, 2, 4, 4), (5, 3, 4, 8)]
     assert {cache.dtype for cache in (*pool.key_caches, *pool.value_caches)} == {dtype}
@@ -32,7 +33,7 @@ def test_keys_and_values_of_a_block_are_neighbours(layer: int) -> None:
 
 
 def test_no_two_elements_share_memory() -> None:
-    pool = KvPool(LAYOUT, num_blocks=3, block_size=2, dtype=torch.float32)
+    pool = KvPool(LAYOUT, num_blocks=3, block_size=2, format=torch.float32)
     own = [*pool.key_caches[:2], *pool.value_caches[:2]]
     total = sum(cache.numel() for cache in own)
     written = 0
@@ -51,7 +52,7 @@ def test_layers_that_share_kv_are_the_same_memory() -> None:
 
 
 def test_copy_blocks_copies_keys_and_values_of_every_layer() -> None:
-    pool = KvPool(LAYOUT, num_blocks=4, block_size=2, dtype=torch.float32)
+    pool = KvPool(LAYOUT, num_blocks=4, block_size=2, format=torch.float32)
     caches = [*pool.key_caches[:2], *pool.value_caches[:2]]
     for cache in caches:
         cache.copy_(torch.rand(cache.shape))
@@ -78,8 +79,8 @@ def test_counts_below_one_are_refused(field: str, value: object) -> None:
 
 
 def test_dtype_and_storage_that_no_backend_reads_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"torch\.int8; allowed are torch\.float32"):
-        KvPool(LAYOUT, 2, dtype=torch.int8)
+    with pytest.raises(ConfigError, match=r"int8; allowed are torch\.float32"):
+        KvPool(LAYOUT, 2, format=torch.int8)
     with pytest.raises(ConfigError, match="'latent'"):
         KvPool(KvLayout((KvLayer(1, 8, 0),), "latent"), 2)
 
@@ -96,3 +97,109 @@ def test_memory_is_taken_only_when_it_is_written() -> None:
 def resident_bytes() -> int:
     psutil = pytest.importorskip("psutil")
     return int(psutil.Process().memory_info().rss)
+
+
+EIGHT_BITS = [("int8", torch.int8), ("fp8", torch.float8_e4m3fn)]
+
+
+@pytest.mark.parametrize(("name", "dtype"), EIGHT_BITS)
+def test_eight_bits_keep_a_scale_for_each_token_and_head(name: str, dtype: torch.dtype) -> None:
+    pool = KvPool(LAYOUT, num_blocks=5, block_size=4, format=name)
+    assert {cache.dtype for cache in (*pool.key_caches, *pool.value_caches)} == {dtype}
+    assert [scales.shape for scales in pool.kv_scales] == [(5, 2, 3, 4), (5, 2, 2, 4), (5, 2, 3, 4)]
+    assert pool.kv_scales[2] is pool.kv_scales[0]
+    own = [*pool.key_caches[:2], *pool.value_caches[:2], *pool.kv_scales[:2]]
+    assert pool.nbytes == sum(part.nbytes for part in own) == 5 * LAYOUT.block_bytes(4, name)
+
+
+def test_given_scales_take_no_memory() -> None:
+    form = kv_format_of("int8").with_tensor_scales(0.05, 0.5)
+    pool = KvPool(LAYOUT, num_blocks=5, block_size=4, format=form)
+    assert pool.kv_scales == [(0.05, 0.5)] * 3
+    assert 2 * pool.nbytes == KvPool(LAYOUT, num_blocks=5, block_size=4).nbytes
+
+
+def test_a_foreign_format_keeps_its_rows_as_bytes(four_bits: CodecFormat) -> None:
+    pool = KvPool(LAYOUT, num_blocks=5, block_size=4, format="int4")
+    assert [cache.shape for cache in pool.key_caches[:2]] == [(5, 3, 4, 8), (5, 2, 4, 10)]
+    assert [cache.shape for cache in pool.value_caches[:2]] == [(5, 3, 4, 8), (5, 2, 4, 6)]
+    assert pool.kv_scales == [None] * 3
+    assert pool.nbytes == 5 * 4 * (3 * (8 + 8) + 2 * (10 + 6))
+
+
+def test_a_taken_name_is_refused(four_bits: CodecFormat) -> None:
+    with pytest.raises(ConfigError, match="name is 'int4'; allowed is one that is not taken"):
+        register_kv_format(four_bits)
+
+
+def filled(pool: KvPool, seed: int) -> KvPool:
+    """Fills all that the pool holds with different bytes."""
+    generator = torch.Generator().manual_seed(seed)
+    for part in parts(pool):
+        part.copy_(torch.randint(256, part.shape, generator=generator, dtype=torch.uint8))
+    return pool
+
+
+def parts(pool: KvPool) -> list[torch.Tensor]:
+    """Everything of a block, as bytes, block by block."""
+    scales = [part for part in pool.kv_scales[:2] if isinstance(part, torch.Tensor)]
+    return [part.view(torch.uint8) for part in (*pool.key_caches[:2], *pool.value_caches[:2], *scales)]
+
+
+FORMATS = ["f32", "bf16", "int8", "fp8", "int4"]
+
+
+@pytest.mark.parametrize("backend", ["torch", "auto"])
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_copied_block_takes_its_scales_along(four_bits: CodecFormat, name: str, backend: str) -> None:
+    pool = filled(KvPool(LAYOUT, num_blocks=4, block_size=3, format=name), 1)
+    before = [part.clone() for part in parts(pool)]
+    pool.copy_blocks(torch.tensor([[1, 3], [2, 0]]), backend=backend)
+    for part, old in zip(parts(pool), before, strict=True):
+        assert torch.equal(part, old[[2, 1, 2, 1]])
+
+
+@pytest.mark.parametrize("backend", ["torch", "auto"])
+@pytest.mark.parametrize("name", FORMATS)
+def test_blocks_go_to_another_pool_and_back_whole(four_bits: CodecFormat, name: str, backend: str) -> None:
+    pool = filled(KvPool(LAYOUT, num_blocks=6, block_size=3, format=name), 1)
+    host = filled(KvPool(LAYOUT, num_blocks=4, block_size=3, format=name), 2)
+    before, kept = ([part.clone() for part in parts(each)] for each in (pool, host))
+    pool.copy_blocks_to(host, torch.tensor([[5, 1], [2, 3]]), backend)
+    filled(pool, 3)
+    host.copy_blocks_to(pool, torch.tensor([[1, 4], [3, 5]]), backend)
+    for part, old in zip(parts(pool), before, strict=True):
+        assert torch.equal(part[[4, 5]], old[[5, 2]])
+    for part, old in zip(parts(host), kept, strict=True):
+        assert torch.equal(part[[0, 2]], old[[0, 2]])
+
+
+@pytest.mark.parametrize("backend", ["torch", "cpu"])
+@pytest.mark.parametrize(
+    ("pairs", "message"),
+    [
+        ([[6, 1]], "source block 6; that cache has 6 blocks"),
+        ([[1, 4]], "target block 4; that cache has 4 blocks"),
+        ([[-1, 1]], "source block -1"),
+        ([[1, 2], [3, 2]], "distinct targets"),
+    ],
+)
+def test_a_transfer_that_cannot_be_made_changes_nothing(
+    pairs: list[list[int]], message: str, backend: str
+) -> None:
+    pool = filled(KvPool(LAYOUT, num_blocks=6, block_size=3, format="int8"), 1)
+    host = filled(KvPool(LAYOUT, num_blocks=4, block_size=3, format="int8"), 2)
+    before = [part.clone() for part in parts(host)]
+    with pytest.raises(ValueError, match=message):
+        pool.copy_blocks_to(host, torch.tensor([[1, 3], *pairs]), backend)
+    assert all(torch.equal(part, old) for part, old in zip(parts(host), before, strict=True))
+
+
+def test_pools_that_differ_are_not_copied_to_each_other() -> None:
+    pool = KvPool(LAYOUT, num_blocks=6, block_size=3, format="int8")
+    for other in (
+        KvPool(LAYOUT, num_blocks=6, block_size=3, format="fp8"),
+        KvPool(LAYOUT, num_blocks=6, block_size=4, format="int8"),
+    ):
+        with pytest.raises(ValueError, match="layout, block size and format"):
+            pool.copy_blocks_to(other, torch.tensor([[1, 1]]))

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from pykv import ConfigError, KvLayout, UnsupportedModelError
+from pykv.kv_format import kv_format_of
 from pykv.layout import KvLayer
 
 FACTS_PATH = Path(__file__).parents[1] / ".." / "shared" / "kv_facts.json"
@@ -283,3 +284,13 @@ def test_config_object_and_its_json_agree(family: str) -> None:
     assert KvLayout.from_config(as_json) == layout
     as_json.pop("layer_types", None)  # what older files leave out
     assert KvLayout.from_config(as_json) == layout
+
+
+def test_eight_bits_count_their_scales() -> None:
+    bundled = KvLayout((KvLayer(3, 64, 64),) * 30)
+    assert bundled.bytes_per_token("bf16") == 23_040
+    for name in ("int8", "fp8"):
+        assert bundled.bytes_per_token(name) == 2 * 30 * 3 * (64 + 4) == 12_240
+        given = kv_format_of(name).with_tensor_scales(0.1, 0.1)
+        assert 2 * bundled.bytes_per_token(given) == bundled.bytes_per_token("bf16")
+    assert KvLayout((KvLayer(1, 576, 0),), "latent").bytes_per_token("int8") == 576 + 4

@@ -17,20 +17,23 @@
     (torch.Size([3, 2, 8]), True)
 
 Every argument is checked once, in the front; a backend is a module `<name>_backend` of this package with
-three functions of the same names. `torch_backend` is the specification. The whole contract is in
+functions of the same names. `torch_backend` is the specification. The whole contract is in
 `docs/attention.md`.
 """
 
 from pykv.attention.backends import Backend, backend_names
 from pykv.attention.front import copy_blocks, paged_attention, write_kv
 from pykv.attention.scales import KvScales, dequantize
+from pykv.attention.transfer import LayerCache, transfer_blocks
 
 __all__ = [
     "Backend",
     "KvScales",
+    "LayerCache",
     "backend_names",
     "copy_blocks",
     "dequantize",
     "paged_attention",
+    "transfer_blocks",
     "write_kv",
 ]

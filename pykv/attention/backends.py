@@ -6,16 +6,19 @@ import functools
 import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from pykv.attention.transfer import LayerCache
 
 BACKEND_NAMES = ("torch", "cpu", "triton")
 
 
 class Backend(Protocol):
-    """The three functions of a backend module; the front has checked every argument."""
+    """The functions of a backend module; the front has checked every argument."""
 
     def paged_attention(
         self,
@@ -55,6 +58,11 @@ class Backend(Protocol):
     ) -> None:
         """Copies whole blocks; `pairs` is int64 [num_pairs, 2] (source, target), no target is a source."""
 
+    def transfer_blocks(
+        self, sources: Sequence[LayerCache], targets: Sequence[LayerCache], pairs: Tensor
+    ) -> None:
+        """Copies whole blocks from one pool to another that shares no memory with it."""
+
 
 def backend_names() -> tuple[str, ...]:
     """Returns the names that `backend=` takes, besides "auto"."""
@@ -63,17 +71,20 @@ def backend_names() -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class LoadedBackend:
-    """A backend, whether it checks itself what the index tensors hold, and whether it takes the extras."""
+    """A backend, whether it checks itself what the index tensors hold, and whether two numbers may be its scales."""
 
     name: str
     functions: Backend
     checks_contents: bool
-    takes_extras: bool
+    takes_tensor_scales: bool
 
     def check_extras(self, extras: dict[str, Any]) -> None:
         """Raises ValueError if the backend serves no such argument."""
-        if extras and not self.takes_extras:
-            raise ValueError(f"backend {self.name!r} does not serve {', '.join(extras)}; 'torch' does")
+        if isinstance(extras.get("kv_scales"), tuple) and not self.takes_tensor_scales:
+            raise ValueError(
+                f"kv_scales is {extras['kv_scales']}: backend {self.name!r} serves a scale for each token and head; "
+                "'torch' serves two numbers"
+            )
 
 
 def backend_for(name: str, device: torch.device, dtype: torch.dtype) -> LoadedBackend:
@@ -97,7 +108,7 @@ def _load(name: str, device_type: str, dtype: torch.dtype) -> LoadedBackend:
         raise TypeError(f"backend {name!r} does not serve {dtype}; 'torch' does")
     module = importlib.import_module(f"pykv.attention.{name}_backend")
     return LoadedBackend(
-        name, cast(Backend, module), checks_contents=name == "cpu", takes_extras=name != "triton"
+        name, cast(Backend, module), checks_contents=name == "cpu", takes_tensor_scales=name != "triton"
     )
 
 

@@ -63,3 +63,18 @@ def check_pairs(pairs: Tensor, num_blocks: int) -> None:
             raise ValueError(f"pairs names block {block}; the cache has {num_blocks} blocks")
     if len(set(targets)) != len(targets) or set(targets) & set(sources):
         raise ValueError("pairs must have distinct targets, and no target may be a source")
+
+
+def check_transfers(pairs: Tensor, num_sources: int, num_targets: int) -> None:
+    """Raises ValueError unless the blocks exist in their pools and the targets are distinct."""
+    for name, blocks, num_blocks in (
+        ("source", pairs[:, 0], num_sources),
+        ("target", pairs[:, 1], num_targets),
+    ):
+        outside = blocks[(blocks < 0) | (blocks >= num_blocks)]
+        if outside.numel():
+            raise ValueError(
+                f"pairs names {name} block {int(outside[0])}; that cache has {num_blocks} blocks"
+            )
+    if len(set(pairs[:, 1].tolist())) != len(pairs):
+        raise ValueError("pairs must have distinct targets")

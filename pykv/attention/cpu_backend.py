@@ -14,6 +14,7 @@ from torch import Tensor
 
 from pykv._core import CpuAttention
 from pykv.attention.scales import KvScales
+from pykv.attention.transfer import LayerCache
 
 FORMATS = {
     torch.float32: 0,
@@ -99,6 +100,14 @@ def copy_blocks(key_caches: Sequence[Tensor], value_caches: Sequence[Tensor], pa
     """See `pykv.attention.copy_blocks`."""
     caches = [view(cache) for cache in (*key_caches, *value_caches)]
     _attention.copy_blocks(caches, (pairs.data_ptr(), len(pairs)), torch.get_num_threads())
+
+
+def transfer_blocks(sources: Sequence[LayerCache], targets: Sequence[LayerCache], pairs: Tensor) -> None:
+    """See `pykv.attention.transfer_blocks`."""
+    from_views, to_views = (
+        [view(part) for layer in layers for part in layer.parts()] for layers in (sources, targets)
+    )
+    _attention.transfer_blocks(from_views, to_views, (pairs.data_ptr(), len(pairs)), torch.get_num_threads())
 
 
 def scale_views(kv_scales: KvScales | None) -> tuple[Any, Any]:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from pykv.attention.scales import KvScales, quantize, row_scales
+from pykv.attention.transfer import LayerCache
 
 
 def paged_attention(
@@ -82,6 +83,15 @@ def copy_blocks(key_caches: Sequence[Tensor], value_caches: Sequence[Tensor], pa
     for cache in (*key_caches, *value_caches):
         bits = cache.view(storage_dtype(cache))
         bits[targets] = bits[sources]
+
+
+def transfer_blocks(sources: Sequence[LayerCache], targets: Sequence[LayerCache], pairs: Tensor) -> None:
+    """See `pykv.attention.transfer_blocks`."""
+    from_blocks, to_blocks = pairs.unbind(1)
+    for source_layer, target_layer in zip(sources, targets, strict=True):
+        for source, target in zip(source_layer.parts(), target_layer.parts(), strict=True):
+            moved = source.view(storage_dtype(source))[from_blocks.to(source.device)]
+            target.view(storage_dtype(target))[to_blocks.to(target.device)] = moved.to(target.device)
 
 
 def sides(kv_scales: KvScales | None) -> tuple[Tensor | float | None, Tensor | float | None]:

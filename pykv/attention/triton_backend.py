@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
+from pykv.attention.transfer import LayerCache
 from pykv.extras import needs_extra
 
 with needs_extra("the triton backend", "torch"):
@@ -18,7 +20,7 @@ with needs_extra("the triton backend", "torch"):
     from pykv.kernels.arguments import Batch, Caches, Rule
     from pykv.kernels.attend import allocate_workspace
 
-__all__ = ["copy_blocks", "paged_attention", "write_kv"]
+__all__ = ["copy_blocks", "paged_attention", "transfer_blocks", "write_kv"]
 
 
 def paged_attention(
@@ -35,20 +37,25 @@ def paged_attention(
     softcap: float | None,
     sinks: Tensor | None,
     out: Tensor,
+    kv_scales: Tensor | None = None,
+    log_sum_exp: Tensor | None = None,
 ) -> Tensor:
-    """See `pykv.attention.paged_attention`."""
+    """See `pykv.attention.paged_attention`; `kv_scales` are for each token and head."""
     rule = Rule(scale, window or 0, softcap or 0.0, sinks)
     batch = Batch(block_tables, seq_lens, query_starts, table_rows)
-    workspace = allocate_workspace(query, Caches(key_cache, value_cache), batch, rule)
+    workspace = allocate_workspace(query, Caches(key_cache, value_cache, kv_scales), batch, rule)
+    lse = log_sum_exp
+    if log_sum_exp is not None and not log_sum_exp.is_contiguous():
+        lse = torch.empty_like(log_sum_exp, memory_format=torch.contiguous_format)
     operators.paged_attention(
         out,
-        None,
+        lse,
         None if workspace is None else workspace.out,
         None if workspace is None else workspace.lse,
         query,
         key_cache,
         value_cache,
-        None,
+        kv_scales,
         block_tables,
         seq_lens,
         query_starts,
@@ -58,17 +65,32 @@ def paged_attention(
         rule.window,
         rule.softcap,
     )
+    if log_sum_exp is not None and lse is not None and lse is not log_sum_exp:
+        log_sum_exp.copy_(lse)
     return out
 
 
 def write_kv(
-    key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor
+    key: Tensor,
+    value: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    slot_mapping: Tensor,
+    kv_scales: Tensor | None = None,
 ) -> None:
-    """See `pykv.attention.write_kv`."""
-    operators.write_kv(key, value, key_cache, value_cache, None, slot_mapping)
+    """See `pykv.attention.write_kv`; `kv_scales` are for each token and head."""
+    operators.write_kv(key, value, key_cache, value_cache, kv_scales, slot_mapping)
 
 
 def copy_blocks(key_caches: Sequence[Tensor], value_caches: Sequence[Tensor], pairs: Tensor) -> None:
     """See `pykv.attention.copy_blocks`."""
     for key_cache, value_cache in zip(key_caches, value_caches, strict=True):
         operators.copy_blocks(key_cache, value_cache, None, pairs)
+
+
+def transfer_blocks(sources: Sequence[LayerCache], targets: Sequence[LayerCache], pairs: Tensor) -> None:
+    """See `pykv.attention.transfer_blocks`."""
+    for source, target in zip(sources, targets, strict=True):
+        operators.transfer_blocks(
+            source.key, source.value, source.scales, target.key, target.value, target.scales, pairs
+        )

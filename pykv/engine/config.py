@@ -8,9 +8,11 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from pykv.errors import ConfigError
+from pykv.kv_format import DtypeFormat, kv_format_names, kv_format_of
 
 ADMISSIONS = ("forecast", "watermark")
 DTYPES = ("auto", "float32", "bfloat16")
+PREEMPTIONS = ("auto", "recompute", "swap")
 ATTENTION_BACKENDS = ("auto", "cpu", "torch", "triton")
 DEFAULT_KV_MEMORY_BYTES = 2**30
 
@@ -27,9 +29,15 @@ class EngineConfig:
         max_num_seqs: most sequences that run at once.
         max_num_batched_tokens: most tokens that one step computes.
         max_chunk_tokens: most tokens of one sequence that one step computes; None = no cap but the step's.
-        dtype: of weights and KV pool; "auto" = the model's own, or float32 where that is not served.
+        dtype: of the weights; "auto" = the model's own, or float32 where that is not served.
+        kv_dtype: the format of the KV pool, one of `pykv.kv_format_names()`; "auto" = the weights' dtype. "int8" and
+            "fp8" keep a float32 scale for each token and head, unless `kv_scales` are given.
+        kv_scales: for an 8-bit `kv_dtype`: the scale of all keys and that of all values; None = one a token and head.
         device: a torch device such as "cpu" or "cuda:0"; "auto" = the first accelerator, else the CPU.
         attention_backend: "auto" takes the compiled one of the device.
+        swap_space_bytes: host memory for the blocks of preempted sequences; 0 = none.
+        preemption: how a preempted sequence comes back: "recompute", "swap" where the swap space has room, or "auto":
+            what costs less, by what was measured.
         enable_prefix_caching: keep the blocks of ended requests for later ones that begin alike.
         watermark: share of the blocks that an admission leaves free for the sequences that run.
         admission: "forecast" admits a request when the worst moment to come fits the pool too, if outputs turn
@@ -48,8 +56,12 @@ class EngineConfig:
     max_num_batched_tokens: int = 2048
     max_chunk_tokens: int | None = None
     dtype: str = "auto"
+    kv_dtype: str = "auto"
+    kv_scales: tuple[float, float] | None = None
     device: str = "auto"
     attention_backend: str = "auto"
+    swap_space_bytes: int = 0
+    preemption: str = "auto"
     enable_prefix_caching: bool = True
     watermark: float = 0.01
     admission: str = "forecast"
@@ -65,6 +77,14 @@ class EngineConfig:
         if self.num_blocks is not None and self.kv_memory_bytes is not None:
             raise ConfigError("num_blocks and kv_memory_bytes are both given; allowed: one of them")
         _check_choice("dtype", self.dtype, DTYPES)
+        _check_choice("kv_dtype", self.kv_dtype, ("auto", *kv_format_names()))
+        _check_scales(self.kv_scales, self.kv_dtype)
+        _check_integer("swap_space_bytes", self.swap_space_bytes, 0)
+        _check_choice("preemption", self.preemption, PREEMPTIONS)
+        if self.preemption == "swap" and not self.swap_space_bytes:
+            raise ConfigError(
+                "preemption is 'swap', but swap_space_bytes is 0; allowed: a swap space of some blocks"
+            )
         _check_choice("attention_backend", self.attention_backend, ATTENTION_BACKENDS)
         if not isinstance(self.device, str) or not self.device:
             _refuse("device", self.device, 'the name of a torch device, or "auto"')
@@ -95,6 +115,18 @@ def _check_integer(name: str, value: object, least: int) -> None:
 def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
     if value not in choices:
         _refuse(name, value, ", ".join(choices))
+
+
+def _check_scales(scales: object, kv_dtype: str) -> None:
+    if scales is None:
+        return
+    is_pair = isinstance(scales, (tuple, list)) and len(scales) == 2
+    if not is_pair or not all(isinstance(scale, (int, float)) for scale in scales):  # type: ignore[attr-defined]
+        _refuse("kv_scales", scales, "two finite numbers above 0, of the keys and of the values")
+    form = None if kv_dtype == "auto" else kv_format_of(kv_dtype)
+    if not isinstance(form, DtypeFormat):
+        raise ConfigError(f"kv_scales is {scales!r}, but kv_dtype is {kv_dtype!r}; allowed with: int8, fp8")
+    form.with_tensor_scales(*scales)  # type: ignore[misc]
 
 
 def _check_share(name: str, value: object) -> None:

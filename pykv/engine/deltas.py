@@ -87,4 +87,6 @@ def _usage(summary: RequestSummary) -> Usage:
         output_tokens=summary.output_tokens,
         preemptions=summary.preemptions,
         recomputed_tokens=summary.recomputed_tokens,
+        swapped_blocks=summary.swapped_blocks,
+        stalled_ms=summary.stalled_seconds * 1e3,
     )

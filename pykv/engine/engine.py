@@ -78,6 +78,7 @@ class Engine:
         self.max_model_len = _longest_sequence(runner, config)
         self.tokenizer = None if tokenizer is None else TextTokenizer(tokenizer)
         self.num_blocks, self.block_size = runner.num_blocks, runner.block_size
+        self._num_host_blocks = runner.num_host_blocks
         self.steps = StepLoop(runner, self._scheduler_config())
         self._eos_token_ids = runner.eos_token_ids
         self._live: dict[str, Request] = {}
@@ -272,6 +273,8 @@ class Engine:
         config = self.config
         return SchedulerConfig(
             num_blocks=self.num_blocks,
+            num_host_blocks=self._num_host_blocks,
+            preemption=config.preemption,
             block_size=self.block_size,
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,

@@ -8,11 +8,12 @@ from typing import Any
 
 from torch import nn
 
+from pykv.engine.cache_format import chosen_format
 from pykv.engine.config import DEFAULT_KV_MEMORY_BYTES, EngineConfig
 from pykv.engine.runner import ModelRunner
 from pykv.errors import ConfigError
 from pykv.kv_pool import KvPool
-from pykv.models import CausalModel, load_model
+from pykv.models import load_model
 
 
 def load_runner(
@@ -35,16 +36,30 @@ def load_runner(
         max_model_len=config.max_model_len,
         progress=progress,
     )
-    pool = KvPool(loaded.layout, _num_blocks(loaded, config), config.block_size, loaded.dtype, loaded.device)
-    return ModelRunner(loaded, pool, config.attention_backend), tokenizer or own_tokenizer
+    form = chosen_format(loaded, config)
+    block_bytes = loaded.layout.block_bytes(config.block_size, form)
+    pool = KvPool(loaded.layout, _num_blocks(config, block_bytes), config.block_size, form, loaded.device)
+    swap = _swap_pool(pool, config.swap_space_bytes, block_bytes)
+    return ModelRunner(loaded, pool, config.attention_backend, swap), tokenizer or own_tokenizer
 
 
-def _num_blocks(model: CausalModel, config: EngineConfig) -> int:
+def _num_blocks(config: EngineConfig, block_bytes: int) -> int:
     """Returns how many blocks the pool gets."""
     if config.num_blocks is not None:
         return config.num_blocks
     memory = config.kv_memory_bytes or DEFAULT_KV_MEMORY_BYTES
-    block_bytes = model.layout.block_bytes(config.block_size, model.dtype)
     if memory < 2 * block_bytes:
         raise ConfigError(f"kv_memory_bytes is {memory}; allowed: at least {2 * block_bytes}, two blocks")
     return memory // block_bytes
+
+
+def _swap_pool(pool: KvPool, swap_space_bytes: int, block_bytes: int) -> KvPool | None:
+    """Returns the host's pool for the blocks of preempted sequences, its null block included."""
+    if not swap_space_bytes:
+        return None
+    if swap_space_bytes < 2 * block_bytes:
+        raise ConfigError(
+            f"swap_space_bytes is {swap_space_bytes}; allowed: 0, or at least {2 * block_bytes}, two blocks"
+        )
+    num_blocks = swap_space_bytes // block_bytes
+    return KvPool(pool.layout, num_blocks, pool.block_size, pool.format, is_pinned=pool.device.type == "cuda")

@@ -11,13 +11,22 @@ __all__ = ["Completion", "OutputDelta", "RequestOutput", "TokenLogprobs", "Usage
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What one request took, over all its samples, in tokens; `preemptions` counts events."""
+    """What one request took, over all its samples.
+
+    Attributes:
+        prompt_tokens, cached_tokens, output_tokens: the cached ones are those of the prompt that were in the cache.
+        preemptions: how often a sample lost its blocks to others and was brought back.
+        recomputed_tokens, swapped_blocks: tokens that were computed again for that, blocks that were kept on the host.
+        stalled_ms: how long its samples waited to go on after preemptions, in sum, in milliseconds.
+    """
 
     prompt_tokens: int
     cached_tokens: int
     output_tokens: int
     preemptions: int
     recomputed_tokens: int
+    swapped_blocks: int = 0
+    stalled_ms: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from typing import Protocol
 import torch
 
 from pykv.engine.step_tensors import StepTensors
+from pykv.errors import StepError
 from pykv.kv_pool import KvPool
 from pykv.models.causal_model import CausalModel
 from pykv.models.step_context import StepContext
@@ -22,6 +23,8 @@ class Runner(Protocol):
         eos_token_ids: tokens that end a generation.
         device: where it computes.
         num_blocks, block_size: of its KV cache; block 0 counts and is never handed out.
+        kv_bytes_per_token: of keys and values in all layers, scales included.
+        num_host_blocks: blocks that the host can keep of preempted sequences, its null block 0 included; 0: none.
     """
 
     name: str
@@ -31,9 +34,19 @@ class Runner(Protocol):
     device: torch.device
     num_blocks: int
     block_size: int
+    kv_bytes_per_token: int
+    num_host_blocks: int
 
     def copy_blocks(self, pairs: torch.Tensor) -> None:
         """Copies whole blocks; int64 [num_pairs, 2], source and target."""
+        ...
+
+    def swap_out(self, pairs: torch.Tensor) -> None:
+        """Copies whole blocks to the host; int64 [num_pairs, 2], block of the cache and block of the host."""
+        ...
+
+    def swap_in(self, pairs: torch.Tensor) -> None:
+        """Copies whole blocks from the host; int64 [num_pairs, 2], block of the host and block of the cache."""
         ...
 
     def forward(self, step: StepTensors) -> torch.Tensor:
@@ -42,19 +55,32 @@ class Runner(Protocol):
 
 
 class ModelRunner:
-    """A causal language model of transformers over a KV pool."""
+    """A causal language model of transformers over a KV pool.
 
-    def __init__(self, model: CausalModel, pool: KvPool, attention_backend: str) -> None:
+    Args:
+        model: its weights' dtype need not be the pool's.
+        pool: on the model's device.
+        attention_backend: "auto", "torch", "cpu" or "triton".
+        swap_pool: where the blocks of preempted sequences go: in host memory, like `pool` but for its number of blocks.
+    """
+
+    def __init__(
+        self, model: CausalModel, pool: KvPool, attention_backend: str, swap_pool: KvPool | None = None
+    ) -> None:
         self._model = model
         self._pool = pool
+        self._swap_pool = swap_pool
         self._attention_backend = attention_backend
         self.name = model.name
         self.vocab_size = model.vocab_size
         self.max_model_len = model.max_model_len
         self.eos_token_ids = model.eos_token_ids
+        self.dtype = model.dtype
         self.device = model.device
         self.num_blocks = pool.num_blocks
         self.block_size = pool.block_size
+        self.kv_bytes_per_token = pool.layout.bytes_per_token(pool.format)
+        self.num_host_blocks = 0 if swap_pool is None else swap_pool.num_blocks
 
     @property
     def pool(self) -> KvPool:
@@ -63,6 +89,17 @@ class ModelRunner:
 
     def copy_blocks(self, pairs: torch.Tensor) -> None:
         self._pool.copy_blocks(pairs, self._attention_backend)
+
+    def swap_out(self, pairs: torch.Tensor) -> None:
+        self._pool.copy_blocks_to(self._host(), pairs, self._attention_backend)
+
+    def swap_in(self, pairs: torch.Tensor) -> None:
+        self._host().copy_blocks_to(self._pool, pairs, self._attention_backend)
+
+    def _host(self) -> KvPool:
+        if self._swap_pool is None:
+            raise StepError("blocks are to be swapped, but the runner has no swap pool")
+        return self._swap_pool
 
     def forward(self, step: StepTensors) -> torch.Tensor:
         context = StepContext(

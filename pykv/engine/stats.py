@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from pykv.scheduler import SchedulerStats
+
+if TYPE_CHECKING:
+    from pykv.engine.runner import Runner
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +28,9 @@ class EngineStats:
         num_finished: samples that have ended, by finish reason.
         prefix_queried_tokens, prefix_hit_tokens: prompt tokens that were looked for in the cache, and found.
         preemptions, recomputed_tokens, evictions: events, tokens, blocks.
+        swapped_out_blocks, swapped_in_blocks: blocks that were copied to the host, and back.
+        host_blocks_total, host_blocks_free: usable blocks of the host for preempted sequences.
+        kv_bytes_per_token: of keys and values in all layers, scales included.
         peak_blocks_active, peak_tokens_held: the most so far.
         peak_table_blocks, peak_table_tokens: the same counted once a sequence, as if nothing were shared.
         peak_num_running: sequences.
@@ -48,6 +55,11 @@ class EngineStats:
     preemptions: int
     recomputed_tokens: int
     evictions: int
+    swapped_out_blocks: int
+    swapped_in_blocks: int
+    host_blocks_total: int
+    host_blocks_free: int
+    kv_bytes_per_token: int
     peak_blocks_active: int
     peak_tokens_held: int
     peak_table_blocks: int
@@ -67,7 +79,7 @@ class Counters:
 
 
 def engine_stats(
-    counters: Counters, scheduler: SchedulerStats, num_live_requests: int, block_size: int
+    counters: Counters, scheduler: SchedulerStats, num_live_requests: int, runner: Runner
 ) -> EngineStats:
     """Puts the engine's counters and the scheduler's together."""
     return EngineStats(
@@ -78,7 +90,7 @@ def engine_stats(
         blocks_free=scheduler.blocks_free,
         blocks_cached=scheduler.blocks_cached,
         blocks_active=scheduler.blocks_active,
-        slots_allocated=scheduler.blocks_active * block_size,
+        slots_allocated=scheduler.blocks_active * runner.block_size,
         tokens_held=scheduler.tokens_held,
         num_steps=counters.num_steps,
         num_requests=counters.num_requests,
@@ -90,6 +102,11 @@ def engine_stats(
         preemptions=scheduler.preemptions,
         recomputed_tokens=scheduler.recomputed_tokens,
         evictions=scheduler.evictions,
+        swapped_out_blocks=scheduler.swapped_out_blocks,
+        swapped_in_blocks=scheduler.swapped_in_blocks,
+        host_blocks_total=scheduler.host_blocks_total,
+        host_blocks_free=scheduler.host_blocks_free,
+        kv_bytes_per_token=runner.kv_bytes_per_token,
         peak_blocks_active=scheduler.peak_blocks_active,
         peak_tokens_held=scheduler.peak_tokens_held,
         peak_table_blocks=scheduler.peak_table_blocks,

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from pykv.engine.costs import PrefillMeter, seconds_per_block
 from pykv.engine.deltas import RequestDelta, StepDeltas, raised_within
 from pykv.engine.isolation import StepLogits, forward_isolated, rows_of
 from pykv.engine.request import Request, Sequence
@@ -59,6 +61,9 @@ class StepLoop:
         self._requests: dict[int, Request] = {}
         self._scored: set[Request] = set()
         self._counters = Counters()
+        chooses = config.num_host_blocks > 1 and config.preemption == "auto"
+        self._prefill_meter = PrefillMeter() if chooses else None
+        self._seconds_per_block = seconds_per_block(runner) if chooses else 0.0
         self._submitting = threading.Lock()
         self._stepping = threading.Lock()
 
@@ -131,8 +136,7 @@ class StepLoop:
 
     def stats(self) -> EngineStats:
         """Returns the counters and gauges as they are now."""
-        block_size = self._runner.block_size
-        return engine_stats(self._counters, self._scheduler.stats(), len(self._requests), block_size)
+        return engine_stats(self._counters, self._scheduler.stats(), len(self._requests), self._runner)
 
     def reset_prefix_cache(self) -> None:
         """Makes nothing of what was computed so far findable any more; what runs goes on."""
@@ -150,7 +154,7 @@ class StepLoop:
         deltas = StepDeltas()
         views = next(self._views)
         with self._submitting:
-            plan = self._scheduler.plan(views.buffers)
+            plan = self._scheduler.plan(views.buffers, time.monotonic())
         self._end(self._scheduler.take_ended(), deltas)
         if plan is not None:
             self._run(plan, views, deltas)
@@ -160,11 +164,12 @@ class StepLoop:
         buffers = views.buffers
         try:
             self._place(plan, buffers)
-            if plan.num_copies:
-                self._runner.copy_blocks(views.copies(plan))
+            self._copy_blocks(plan, views)
             scored = self._rows_to_score(plan, buffers)
+            start = time.perf_counter()
             result = self._forward(plan, views, scored)
             samples = self._sample(plan, buffers, result.logits)
+            self._measure(plan, time.perf_counter() - start)
             add_scores(scored, result.logits[plan.num_samples :])
             outcomes = self._advance(plan, buffers, samples, result)
         except BaseException:
@@ -175,6 +180,23 @@ class StepLoop:
         self._counters.num_steps += 1
         self._emit(plan, buffers, samples, outcomes, deltas)
         self._end(summaries, deltas)
+
+    def _copy_blocks(self, plan: Plan, views: StepViews) -> None:
+        """Makes the step's copies in their order: a block that is swapped out may be filled in the same step."""
+        if plan.num_swap_outs:
+            self._runner.swap_out(views.swap_outs(plan))
+        if plan.num_swap_ins:
+            self._runner.swap_in(views.swap_ins(plan))
+        if plan.num_copies:
+            self._runner.copy_blocks(views.copies(plan))
+
+    def _measure(self, plan: Plan, seconds: float) -> None:
+        """Tells the scheduler what a token of a prompt costs; the sampled tokens are here, so the step has been run."""
+        meter = self._prefill_meter
+        if meter is not None and meter.add(plan.num_tokens, plan.num_decodes, seconds):
+            self._scheduler.set_costs(
+                seconds_per_token=meter.seconds_per_token, seconds_per_block=self._seconds_per_block
+            )
 
     def _place(self, plan: Plan, buffers: StepBuffers) -> None:
         """Tells the sampler about the sequences that got a row."""

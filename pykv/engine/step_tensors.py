@@ -54,10 +54,20 @@ class StepViews:
         self._table_rows = torch.from_numpy(buffers.table_rows)
         self._query_starts = torch.from_numpy(buffers.query_starts)
         self._copy_pairs = torch.from_numpy(buffers.copy_pairs)
+        self._swap_out_pairs = torch.from_numpy(buffers.swap_out_pairs)
+        self._swap_in_pairs = torch.from_numpy(buffers.swap_in_pairs)
 
     def copies(self, plan: Plan) -> torch.Tensor:
         """Returns int64 [num_copies, 2]: blocks to copy, source and target, before the model runs."""
         return self._copy_pairs[: plan.num_copies].to(self._device)
+
+    def swap_outs(self, plan: Plan) -> torch.Tensor:
+        """Returns int64 [num_swap_outs, 2]: blocks to copy to the host, before all other copies."""
+        return self._swap_out_pairs[: plan.num_swap_outs].to(self._device)
+
+    def swap_ins(self, plan: Plan) -> torch.Tensor:
+        """Returns int64 [num_swap_ins, 2]: blocks to copy from the host, before the copies."""
+        return self._swap_in_pairs[: plan.num_swap_ins].to(self._device)
 
     def step(self, plan: Plan, logits_indices: Indices) -> StepTensors:
         """Returns the whole step."""

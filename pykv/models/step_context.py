@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from pykv.attention.backends import Backend, backend_for
-from pykv.kv_pool import KvPool
+from pykv.attention.codec_kernels import CodecKernels
+from pykv.kv_format import CodecFormat
+from pykv.kv_pool import CACHE_DTYPES, KvPool
 
 __all__ = ["StepContext"]
 
@@ -26,7 +28,7 @@ class StepContext:
         seq_lens: int32 [num_batch_rows], the length of each sequence with this step's tokens.
         query_starts: int32 [num_batch_rows + 1]; batch row i computes the tokens [starts[i], starts[i + 1]).
         table_rows: int32 [num_batch_rows], the table row of each batch row; None: row i.
-        backend: "auto", "torch", "cpu" or "triton".
+        backend: "auto", "torch", "cpu" or "triton"; the format of the pool may bring its own.
         num_attention_calls: how many attention layers have run with this context.
     """
 
@@ -41,7 +43,11 @@ class StepContext:
     _kernels: Backend = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self._kernels = backend_for(self.backend, self.pool.device, self.pool.dtype).functions
+        form = self.pool.format
+        if isinstance(form, CodecFormat):
+            self._kernels = CodecKernels(form)
+        else:
+            self._kernels = backend_for(self.backend, self.pool.device, self.pool.dtype).functions
 
     def attend(
         self,
@@ -69,11 +75,22 @@ class StepContext:
         Returns:
             [num_tokens, num_heads, head_dim_v].
         """
-        key_cache, value_cache = self.pool.key_caches[layer], self.pool.value_caches[layer]
-        if self.pool.layout.layers[layer].reads_layer is None:
-            self._kernels.write_kv(key, value, key_cache, value_cache, self.slot_mapping)
+        pool = self.pool
+        key_cache, value_cache, scales = (
+            pool.key_caches[layer],
+            pool.value_caches[layer],
+            pool.kv_scales[layer],
+        )
+        extras = {} if scales is None else {"kv_scales": scales}
+        wanted = query.dtype
+        if (
+            pool.dtype in CACHE_DTYPES
+        ):  # kernels want one type of floats; nothing is done where it is one already
+            query, key, value = query.to(pool.dtype), key.to(pool.dtype), value.to(pool.dtype)
+        if pool.layout.layers[layer].reads_layer is None:
+            self._kernels.write_kv(key, value, key_cache, value_cache, self.slot_mapping, **extras)
         self.num_attention_calls += 1
-        return self._kernels.paged_attention(
+        output = self._kernels.paged_attention(
             query,
             key_cache,
             value_cache,
@@ -86,4 +103,6 @@ class StepContext:
             softcap=softcap,
             sinks=sinks,
             out=query.new_empty((query.shape[0], query.shape[1], value.shape[2])),
+            **extras,
         )
+        return output.to(wanted)

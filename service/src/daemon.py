@@ -116,6 +116,7 @@ class Daemon:
             model=description.name,
             dtype=description.dtype,
             device=description.device,
+            kv_dtype=description.kv_dtype,
             kv_bytes_per_token=description.kv_bytes_per_token,
             num_blocks=description.num_blocks,
             block_size=description.block_size,

@@ -1,7 +1,7 @@
 """Loads what the options name: the model, its cache and its engine. The heavy imports wait until then."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pykv
 from pykv.service.options import ServeOptions
@@ -37,16 +37,17 @@ def load_model(options: ServeOptions, tell: Callable[[str], None]) -> ServedMode
 
 def describe(engine: "Engine", runner: "ModelRunner") -> ModelDescription:
     """What clients and operators are told of an engine."""
-    pool: Any = runner._pool
+    pool = runner.pool
     return ModelDescription(
         name=runner.name,
         version=pykv.__version__,
-        dtype=str(pool.dtype).removeprefix("torch."),
+        dtype=str(runner.dtype).removeprefix("torch."),
         device=str(pool.device),
         vocab_size=runner.vocab_size,
         eos_token_ids=tuple(sorted(runner.eos_token_ids)),
         max_model_len=engine.max_model_len,
         block_size=runner.block_size,
         num_blocks=runner.num_blocks - 1,
-        kv_bytes_per_token=pool.layout.bytes_per_token(pool.dtype),
+        kv_bytes_per_token=runner.kv_bytes_per_token,
+        kv_dtype=pool.format.name,
     )

@@ -61,7 +61,9 @@ class ModelDescription:
         version: of pykv.
         max_model_len: the effective context cap in tokens.
         num_blocks: usable blocks.
-        kv_bytes_per_token: of keys and values, over all layers.
+        dtype: of the weights.
+        kv_bytes_per_token: of keys and values, over all layers, scales included.
+        kv_dtype: the name of the cache's format.
     """
 
     name: str
@@ -74,6 +76,7 @@ class ModelDescription:
     block_size: int
     num_blocks: int
     kv_bytes_per_token: int
+    kv_dtype: str
 
     @property
     def num_full_requests(self) -> int:

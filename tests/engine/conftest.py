@@ -68,9 +68,11 @@ class PagedRunner:
     eos_token_ids = frozenset({EOS})
     vocab_size = VOCAB_SIZE
     device = torch.device("cpu")
+    kv_bytes_per_token = 32
 
-    def __init__(self, num_blocks, block_size, max_model_len):
+    def __init__(self, num_blocks, block_size, max_model_len, num_host_blocks=0):
         self.num_blocks, self.block_size, self.max_model_len = num_blocks, block_size, max_model_len
+        self.num_host_blocks = num_host_blocks
         self.raising, self.broken = set(), None
         self.gate = Gate()
         self.num_steps = 0
@@ -81,6 +83,26 @@ class PagedRunner:
             self.copied.append((source, target))
             for cache in self.caches:
                 cache[target] = cache[source]
+
+    def swap_out(self, pairs):
+        self.swap(pairs, self.caches, self.host_caches)
+
+    def swap_in(self, pairs):
+        self.swap(pairs, self.host_caches, self.caches)
+
+    @staticmethod
+    def swap(pairs, sources, targets):
+        for source, target in pairs.tolist():
+            for from_cache, to_cache in zip(sources, targets, strict=True):
+                to_cache[target] = from_cache[source]
+
+    @property
+    def host_caches(self):
+        """Made at the first use: as the caches, for the host's blocks."""
+        if not hasattr(self, "_host_caches"):
+            shape = (self.num_host_blocks, self.block_size)
+            self._host_caches = [torch.full(shape, -1) for _ in self.caches]
+        return self._host_caches
 
     def forward(self, step):
         self.num_steps += 1
@@ -107,8 +129,8 @@ class PagedRunner:
 class ToyRunner(PagedRunner):
     """Two layers of linear attention modulo a prime: exact, and each token depends on all before it, in both layers."""
 
-    def __init__(self, num_blocks, block_size=16, max_model_len=512):
-        super().__init__(num_blocks, block_size, max_model_len)
+    def __init__(self, num_blocks, block_size=16, max_model_len=512, num_host_blocks=0):
+        super().__init__(num_blocks, block_size, max_model_len, num_host_blocks)
         garbage = torch.Generator().manual_seed(1)
         shape = (num_blocks, block_size)
         self.caches = [torch.randint(PRIME, shape, generator=garbage) for _ in range(4)]
@@ -216,8 +238,8 @@ def one_thread():
 def make_toy_engine():
     """Makes an engine of the toy model; options are those of the engine, `tokenizer` of `Engine.from_runner`."""
 
-    def make(*, num_blocks=256, block_size=16, max_model_len=512, **options):
-        runner = ToyRunner(num_blocks, block_size, max_model_len)
+    def make(*, num_blocks=256, block_size=16, max_model_len=512, num_host_blocks=0, **options):
+        runner = ToyRunner(num_blocks, block_size, max_model_len, num_host_blocks)
         return Engine.from_runner(runner, byte_tokenizer(), EngineConfig(**options))
 
     return make

@@ -47,6 +47,14 @@ def tokens_of(outputs):
     return [output.outputs[0].token_ids for output in outputs]
 
 
+SWAPPED = {
+    "num_blocks": 13,
+    "watermark": 0.0,
+    "admission": "watermark",
+    "num_host_blocks": 64,
+    "swap_space_bytes": 1,
+    "preemption": "swap",
+}
 SCHEDULES = {
     "all at once": {},
     "without prefix cache": {"enable_prefix_caching": False},
@@ -65,6 +73,10 @@ SCHEDULES = {
         "admission": "watermark",
         "max_chunk_tokens": 7,
     },
+    "pool of 13 blocks, swapped": SWAPPED,
+    "pool of 13 blocks, swapped, chunks of 7": SWAPPED | {"max_chunk_tokens": 7},
+    "pool of 13 blocks, a swap space of 3": SWAPPED | {"num_host_blocks": 4},
+    "pool of 13 blocks, whatever costs less": SWAPPED | {"preemption": "auto"},
 }
 
 
@@ -80,6 +92,8 @@ def test_the_schedule_does_not_change_a_token(
     stats = engine.stats()
     assert stats.blocks_free + stats.blocks_cached == stats.blocks_total
     assert stats.preemptions > 0 or schedule.get("admission") != "watermark"
+    assert stats.swapped_in_blocks > 0 or schedule.get("preemption") != "swap"
+    assert stats.host_blocks_free == stats.host_blocks_total
 
 
 def test_each_alone_gives_the_tokens_of_the_model(make_toy_engine, prompts, greedy_tokens):

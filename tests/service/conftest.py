@@ -146,7 +146,7 @@ def load_stub():
     return stub_engine.load
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def save_tiny_model():
     return _sibling("tiny_model").save
 

@@ -34,6 +34,7 @@ DESCRIPTION = ModelDescription(
     block_size=16,
     num_blocks=NUM_BLOCKS,
     kv_bytes_per_token=64,
+    kv_dtype="f32",
 )
 
 

@@ -31,7 +31,7 @@ def test_the_defaults_are_those_of_the_engine():
 
 
 def test_every_option_of_the_engine_is_an_option_of_the_daemon():
-    names = {entry.name for entry in fields(ServeOptions)} | {"kv_memory_bytes"}
+    names = {entry.name for entry in fields(ServeOptions)} | {"kv_memory_bytes", "swap_space_bytes"}
     assert {entry.name for entry in fields(EngineConfig)} <= names
 
 
@@ -65,7 +65,28 @@ def test_sizes_have_units(text, num_bytes):
     assert options.engine_config().kv_memory_bytes == num_bytes
 
 
-@pytest.mark.parametrize("text", ["0", "-1", "2G iB", "GiB", "2 gigs", "1e9", "", "nan"])
+def test_the_cache_has_a_format_and_a_swap_space(tmp_path):
+    arguments = [
+        "--kv-dtype",
+        "int8",
+        "--kv-scales",
+        "0.05,0.5",
+        "--swap-space",
+        "4GiB",
+        "--preemption",
+        "swap",
+    ]
+    config = read(arguments).engine_config()
+    assert (config.kv_dtype, config.kv_scales) == ("int8", (0.05, 0.5))
+    assert (config.swap_space_bytes, config.preemption) == (2**32, "swap")
+    file = 'kv_dtype = "fp8"\nkv_scales = [1, 0.5]\nswap_space = 0'
+    config = read(file=file, tmp_path=tmp_path).engine_config()
+    assert (config.kv_dtype, config.kv_scales, config.swap_space_bytes) == ("fp8", (1.0, 0.5), 0)
+    with pytest.raises(ConfigError, match="'bf16' has none; allowed with: int8, fp8"):
+        read(["--kv-dtype", "bf16", "--kv-scales", "1,1"]).engine_config()
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "2G iB", "GiB", "2 gigs", "1e9", "", "nan", "0.3KiB"])
 def test_a_size_that_is_none_is_refused(text):
     with pytest.raises(ConfigError, match="--kv-memory"):
         read([f"--kv-memory={text}"])
@@ -78,6 +99,12 @@ def test_a_size_that_is_none_is_refused(text):
         (["--block-size", "many"], ["--block-size", "'many'"]),
         (["--port", "65536"], ["--port", "65536", "65535"]),
         (["--dtype", "float8"], ["--dtype", "float8", "bfloat16"]),
+        (["--kv-dtype", "int3"], ["--kv-dtype", "'int3'", "auto, f32, bf16, f16, int8, fp8"]),
+        (["--kv-scales", "0.5"], ["--kv-scales", "'0.5'", "0.05,0.5"]),
+        (["--kv-scales", "0.5,x"], ["--kv-scales", "'0.5,x'"]),
+        (["--preemption", "kill"], ["--preemption", "'kill'", "auto, recompute, swap"]),
+        (["--swap-space", "4gigs"], ["--swap-space", "'4gigs'", "4GiB"]),
+        (["--swap-space", "-1"], ["--swap-space"]),
         (["--watermark", "nan"], ["--watermark", "nan"]),
         (["--watermark", "1"], ["--watermark", "below 1"]),
         (["--stall-timeout", "inf"], ["--stall-timeout", "inf"]),

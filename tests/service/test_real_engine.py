@@ -98,6 +98,7 @@ async def test_the_model_and_the_counts_are_told(real):
     async with Client(real.address) as client:
         counts = await client.get_stats()
     assert (counts["blocks_total"], counts["blocks_free"]) == (512, 512)
+    assert counts["kv_bytes_per_token"] == 2 * 2 * 2 * 16 * 4
 
 
 async def test_a_bad_request_is_refused_by_field_and_others_go_on(

@@ -23,17 +23,41 @@ impl Attention {
         pairs: &[[i64; 2]],
         num_threads: usize,
     ) -> Result<(), Error> {
-        for cache in caches {
-            check_pairs(cache, pairs)?;
+        // SAFETY: the same contract; a pair's blocks differ.
+        unsafe { self.transfer_blocks(caches, caches, pairs, num_threads) }
+    }
+
+    /// Copies each pair's first block of every source cache to its second block of the target cache at the same place.
+    ///
+    /// # Errors
+    /// A block is out of range, or a source and its target differ in more than the number of blocks and the strides;
+    /// nothing was copied.
+    ///
+    /// # Safety
+    /// The caches describe memory that is readable (the targets: writable) for the whole call, at every index within
+    /// their shapes. No two targets share memory, nor does a copied block with the target of any pair. No block is the
+    /// target of two pairs.
+    pub unsafe fn transfer_blocks(
+        &self,
+        sources: &[CacheView],
+        targets: &[CacheView],
+        pairs: &[[i64; 2]],
+        num_threads: usize,
+    ) -> Result<(), Error> {
+        check_caches(sources, targets)?;
+        for (source, target) in sources.iter().zip(targets) {
+            check_pairs([source, target], pairs)?;
         }
         let block_bytes = |cache: &CacheView| cache.num_kv_heads() * cache.block_size() * cache.row_bytes();
-        let bytes = caches.iter().map(block_bytes).sum::<usize>() * pairs.len();
+        let bytes = targets.iter().map(block_bytes).sum::<usize>() * pairs.len();
         let claims = AtomicUsize::new(0);
         let copy = |_| {
-            while let Some(cache) = caches.get(claims.fetch_add(1, Ordering::Relaxed)) {
-                for &[source, target] in pairs {
-                    // SAFETY: both blocks lie in the cache, and no other thread has this cache.
-                    unsafe { copy_block(cache, source as usize, target as usize) };
+            loop {
+                let place = claims.fetch_add(1, Ordering::Relaxed);
+                let Some(target) = targets.get(place) else { return };
+                for &[from, to] in pairs {
+                    // SAFETY: both blocks lie in their caches, and no other thread has this target.
+                    unsafe { copy_block(&sources[place], from as usize, target, to as usize) };
                 }
             }
         };
@@ -41,26 +65,37 @@ impl Attention {
     }
 }
 
-fn check_pairs(cache: &CacheView, pairs: &[[i64; 2]]) -> Result<(), Error> {
-    let num_blocks = cache.num_blocks();
+fn check_caches(sources: &[CacheView], targets: &[CacheView]) -> Result<(), Error> {
+    let like = |cache: &CacheView| (cache.num_kv_heads(), cache.block_size(), cache.head_dim, cache.format);
+    if sources.len() != targets.len() || sources.iter().map(like).ne(targets.iter().map(like)) {
+        return Err(Error::Mismatch(
+            "the blocks of a source and of its target must have the same shape and format",
+        ));
+    }
+    Ok(())
+}
+
+/// A pair's first block must lie in the first cache, its second in the second.
+fn check_pairs(caches: [&CacheView; 2], pairs: &[[i64; 2]]) -> Result<(), Error> {
     for (index, pair) in pairs.iter().enumerate() {
-        for &value in pair {
-            if usize::try_from(value).is_ok_and(|block| block < num_blocks) {
-                continue;
+        for (&value, cache) in pair.iter().zip(caches) {
+            let num_blocks = cache.num_blocks();
+            if !usize::try_from(value).is_ok_and(|block| block < num_blocks) {
+                return Err(Error::Pair { index, value, num_blocks });
             }
-            return Err(Error::Pair { index, value, num_blocks });
         }
     }
     Ok(())
 }
 
 /// # Safety
-/// Both blocks lie in the cache, differ, and no one else uses them.
-unsafe fn copy_block(cache: &CacheView, source: usize, target: usize) {
-    let [_, num_heads, block_size] = cache.shape;
-    let row_bytes = cache.row_bytes();
-    let slots_touch = cache.strides[2] == row_bytes as isize;
-    let heads_touch = slots_touch && cache.strides[1] == (block_size * row_bytes) as isize;
+/// The blocks lie in their caches, which are alike; they share no memory, and no one else uses the second.
+unsafe fn copy_block(source: &CacheView, from: usize, target: &CacheView, to: usize) {
+    let [_, num_heads, block_size] = target.shape;
+    let row_bytes = target.row_bytes();
+    let slots_touch = [source, target].iter().all(|cache| cache.strides[2] == row_bytes as isize);
+    let head_bytes = (block_size * row_bytes) as isize;
+    let heads_touch = slots_touch && [source, target].iter().all(|cache| cache.strides[1] == head_bytes);
     let (heads, slots, bytes) = match (heads_touch, slots_touch) {
         (true, _) => (1, 1, num_heads * block_size * row_bytes),
         (_, true) => (num_heads, 1, block_size * row_bytes),
@@ -68,8 +103,8 @@ unsafe fn copy_block(cache: &CacheView, source: usize, target: usize) {
     };
     for head in 0..heads {
         for slot in 0..slots {
-            let (from, to) = (cache.row(source, head, slot), cache.row(target, head, slot));
-            // SAFETY: the bytes lie in the two blocks, which differ.
+            let (from, to) = (source.row(from, head, slot), target.row(to, head, slot));
+            // SAFETY: the bytes lie in the two blocks, which share none.
             unsafe { to.copy_from_nonoverlapping(from, bytes) };
         }
     }

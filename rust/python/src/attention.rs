@@ -139,6 +139,24 @@ impl CpuAttention {
         run(py, || unsafe { self.attention.copy_blocks(&caches, pairs, num_threads) })
     }
 
+    /// Copies each pair's first block of a source to its second block of the target at the same place. Python's side
+    /// checked that no target comes twice, and that sources and targets share no memory.
+    fn transfer_blocks(
+        &self,
+        py: Python<'_>,
+        sources: Vec<Cache>,
+        targets: Vec<Cache>,
+        pairs: Array,
+        num_threads: usize,
+    ) -> PyResult<()> {
+        let sources = sources.into_iter().map(cache).collect::<PyResult<Vec<_>>>()?;
+        let targets = targets.into_iter().map(cache).collect::<PyResult<Vec<_>>>()?;
+        // SAFETY: Python's side took address and length from a tensor that it holds until this returns.
+        let pairs: &[[i64; 2]] = unsafe { slice(pairs) };
+        // SAFETY: as above; the views have the tensors' shapes and strides, and the pairs' targets are apart.
+        run(py, || unsafe { self.attention.transfer_blocks(&sources, &targets, pairs, num_threads) })
+    }
+
     /// Reads `num_words` words of 8 bytes and returns their combination by exclusive or.
     fn read(&self, py: Python<'_>, address: usize, num_words: usize, num_threads: usize) -> PyResult<u64> {
         // SAFETY: Python's side took address and length from a tensor that it holds until this returns.

@@ -3,9 +3,10 @@
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
-__all__ = ["FLAG", "SHARE", "SIZE", "TEXT", "Kind", "choice", "integer", "seconds"]
+__all__ = ["FLAG", "SCALES", "SHARE", "SIZE", "SPACE", "TEXT", "Kind", "choice", "integer", "seconds"]
 
 UNITS = {
     "": 1,
@@ -95,7 +96,17 @@ def _size(value: Any) -> int | None:
     match = SIZE_PATTERN.fullmatch(str(value).strip().lower())
     if match is None or match[2] not in UNITS:
         return None
-    return int(float(match[1]) * UNITS[match[2]]) or None
+    size = Fraction(match[1]) * UNITS[match[2]]
+    return int(size) or None if size.denominator == 1 else None
+
+
+def _size_or_none(value: Any) -> int | None:
+    return 0 if str(value).strip() == "0" else _size(value)
+
+
+def _scale_pair(value: Any) -> tuple[float, float]:
+    of_keys, of_values = map(_real, value.split(",") if isinstance(value, str) else value)
+    return of_keys, of_values
 
 
 def _share(value: Any) -> float | None:
@@ -105,5 +116,7 @@ def _share(value: Any) -> float | None:
 
 TEXT = Kind(_text, "a text that is not empty", "TEXT")
 FLAG = Kind(_flag, "true or false", "BOOL")
-SIZE = Kind(_size, "a number of bytes above 0, such as 2GiB, 500MB or 1048576", "SIZE")
+SIZE = Kind(_size, "a whole number of bytes above 0, such as 2GiB, 500MB or 1048576", "SIZE")
+SPACE = Kind(_size_or_none, "0, or a whole number of bytes such as 4GiB or 500MB", "SIZE")
+SCALES = Kind(_scale_pair, "two numbers above 0, of the keys and of the values, such as 0.05,0.5", "K,V")
 SHARE = Kind(_share, "a number from 0 to below 1", "SHARE")

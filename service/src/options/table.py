@@ -5,9 +5,21 @@ from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from pykv.engine.config import ADMISSIONS, ATTENTION_BACKENDS, DTYPES, EngineConfig
+from pykv.engine.config import ADMISSIONS, ATTENTION_BACKENDS, DTYPES, PREEMPTIONS, EngineConfig
 from pykv.errors import ConfigError
-from pykv.service.options.kinds import FLAG, SHARE, SIZE, TEXT, Kind, choice, integer, seconds
+from pykv.kv_format import kv_format_names
+from pykv.service.options.kinds import (
+    FLAG,
+    SCALES,
+    SHARE,
+    SIZE,
+    SPACE,
+    TEXT,
+    Kind,
+    choice,
+    integer,
+    seconds,
+)
 
 __all__ = ["ALTERNATIVES", "ServeOptions", "group_of", "help_of", "kind_of"]
 
@@ -16,7 +28,7 @@ MODEL, CACHE, SCHEDULER, NETWORK, OPERATION = "model", "cache", "scheduler", "ne
 ALTERNATIVES = (frozenset({"num_blocks", "kv_memory"}),)
 """Options of which one source gives one: a source that gives it overrules the other in weaker sources."""
 
-ENGINE_NAMES = {"kv_memory": "kv_memory_bytes"}
+ENGINE_NAMES = {"kv_memory": "kv_memory_bytes", "swap_space": "swap_space_bytes"}
 
 
 def _option(default: Any, kind: Kind, group: str, text: str) -> Any:
@@ -38,7 +50,7 @@ class ServeOptions:
     """
 
     model: str = _option("bundled", TEXT, MODEL, "bundled, a folder, a GGUF file, or a name on the hub")
-    dtype: str = _engine("dtype", choice(*DTYPES), MODEL, "of weights and cache")
+    dtype: str = _engine("dtype", choice(*DTYPES), MODEL, "of the weights")
     device: str = _engine("device", TEXT, MODEL, "a torch device, or auto")
     attention_backend: str = _engine(
         "attention_backend", choice(*ATTENTION_BACKENDS), MODEL, "of the attention"
@@ -49,6 +61,16 @@ class ServeOptions:
     )
     kv_memory: int | None = _engine(
         "kv_memory_bytes", SIZE, CACHE, "size of the cache, such as 2GiB; 1GiB if not set"
+    )
+    kv_dtype: str = _engine("kv_dtype", choice("auto", *kv_format_names()), CACHE, "of the cache")
+    kv_scales: tuple[float, float] | None = _engine(
+        "kv_scales", SCALES, CACHE, "scales of an 8-bit cache; one for each token and head if not set"
+    )
+    swap_space: int = _engine(
+        "swap_space_bytes", SPACE, CACHE, "host memory for preempted sequences, such as 4GiB"
+    )
+    preemption: str = _engine(
+        "preemption", choice(*PREEMPTIONS), CACHE, "how a preempted sequence comes back"
     )
     enable_prefix_caching: bool = _engine(
         "enable_prefix_caching", FLAG, CACHE, "keep blocks for prompts that begin alike"
