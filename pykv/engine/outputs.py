@@ -11,13 +11,23 @@ __all__ = ["Completion", "OutputDelta", "RequestOutput", "TokenLogprobs", "Usage
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What one request took, over all its samples, in tokens; `preemptions` counts events."""
+    """What one request took, over all its samples, in tokens.
+
+    Attributes:
+        preemptions: how often one of its samples lost its blocks to others.
+        recomputed_tokens: computed again because of that.
+        stalled_ms: milliseconds in which its samples stood still because of that, added up: from the last token before
+            a preemption to the next one.
+        swapped_blocks: copied to the host instead of being computed again.
+    """
 
     prompt_tokens: int
     cached_tokens: int
     output_tokens: int
     preemptions: int
     recomputed_tokens: int
+    stalled_ms: float = 0.0
+    swapped_blocks: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,8 @@ class EngineStats:
         num_finished: samples that have ended, by finish reason.
         prefix_queried_tokens, prefix_hit_tokens: prompt tokens that were looked for in the cache, and found.
         preemptions, recomputed_tokens, evictions: events, tokens, blocks.
+        swapped_out_blocks, swapped_in_blocks: copied to the host at preemptions, and back.
+        host_blocks_total, host_blocks_free: of the host's pool for preempted sequences.
         peak_blocks_active, peak_tokens_held: the most so far.
         peak_table_blocks, peak_table_tokens: the same counted once a sequence, as if nothing were shared.
         peak_num_running: sequences.
@@ -53,6 +55,10 @@ class EngineStats:
     peak_table_blocks: int
     peak_table_tokens: int
     peak_num_running: int
+    swapped_out_blocks: int
+    swapped_in_blocks: int
+    host_blocks_total: int
+    host_blocks_free: int
 
 
 @dataclass(slots=True)
@@ -95,4 +101,8 @@ def engine_stats(
         peak_table_blocks=scheduler.peak_table_blocks,
         peak_table_tokens=scheduler.peak_table_tokens,
         peak_num_running=scheduler.peak_num_running,
+        swapped_out_blocks=scheduler.swapped_out_blocks,
+        swapped_in_blocks=scheduler.swapped_in_blocks,
+        host_blocks_total=scheduler.host_blocks_total,
+        host_blocks_free=scheduler.host_blocks_free,
     )

@@ -158,18 +158,22 @@ class TokenLogprobs(_message.Message):
     def __init__(self, token_id: _Optional[int] = ..., logprob: _Optional[float] = ..., rank: _Optional[int] = ..., top_token_ids: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class Usage(_message.Message):
-    __slots__ = ("prompt_tokens", "cached_tokens", "output_tokens", "preemptions", "recomputed_tokens")
+    __slots__ = ("prompt_tokens", "cached_tokens", "output_tokens", "preemptions", "recomputed_tokens", "stalled_ms", "swapped_blocks")
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
     RECOMPUTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    STALLED_MS_FIELD_NUMBER: _ClassVar[int]
+    SWAPPED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     prompt_tokens: int
     cached_tokens: int
     output_tokens: int
     preemptions: int
     recomputed_tokens: int
-    def __init__(self, prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., preemptions: _Optional[int] = ..., recomputed_tokens: _Optional[int] = ...) -> None: ...
+    stalled_ms: float
+    swapped_blocks: int
+    def __init__(self, prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., preemptions: _Optional[int] = ..., recomputed_tokens: _Optional[int] = ..., stalled_ms: _Optional[float] = ..., swapped_blocks: _Optional[int] = ...) -> None: ...
 
 class AbortRequest(_message.Message):
     __slots__ = ("request_id",)
@@ -216,7 +220,7 @@ class GetStatsRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetStatsResponse(_message.Message):
-    __slots__ = ("num_waiting", "num_running", "num_live_requests", "blocks_total", "blocks_free", "blocks_cached", "blocks_active", "slots_allocated", "tokens_held", "num_steps", "num_requests", "num_prompt_tokens", "num_output_tokens", "num_finished_stop", "num_finished_length", "num_finished_abort", "num_finished_error", "prefix_queried_tokens", "prefix_hit_tokens", "preemptions", "recomputed_tokens", "evictions", "peak_blocks_active", "peak_tokens_held", "peak_table_blocks", "peak_table_tokens", "peak_num_running")
+    __slots__ = ("num_waiting", "num_running", "num_live_requests", "blocks_total", "blocks_free", "blocks_cached", "blocks_active", "slots_allocated", "tokens_held", "num_steps", "num_requests", "num_prompt_tokens", "num_output_tokens", "num_finished_stop", "num_finished_length", "num_finished_abort", "num_finished_error", "prefix_queried_tokens", "prefix_hit_tokens", "preemptions", "recomputed_tokens", "evictions", "peak_blocks_active", "peak_tokens_held", "peak_table_blocks", "peak_table_tokens", "peak_num_running", "swapped_out_blocks", "swapped_in_blocks", "host_blocks_total", "host_blocks_free")
     NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
     NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
     NUM_LIVE_REQUESTS_FIELD_NUMBER: _ClassVar[int]
@@ -244,6 +248,10 @@ class GetStatsResponse(_message.Message):
     PEAK_TABLE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     PEAK_TABLE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PEAK_NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
+    SWAPPED_OUT_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    SWAPPED_IN_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    HOST_BLOCKS_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    HOST_BLOCKS_FREE_FIELD_NUMBER: _ClassVar[int]
     num_waiting: int
     num_running: int
     num_live_requests: int
@@ -271,4 +279,8 @@ class GetStatsResponse(_message.Message):
     peak_table_blocks: int
     peak_table_tokens: int
     peak_num_running: int
-    def __init__(self, num_waiting: _Optional[int] = ..., num_running: _Optional[int] = ..., num_live_requests: _Optional[int] = ..., blocks_total: _Optional[int] = ..., blocks_free: _Optional[int] = ..., blocks_cached: _Optional[int] = ..., blocks_active: _Optional[int] = ..., slots_allocated: _Optional[int] = ..., tokens_held: _Optional[int] = ..., num_steps: _Optional[int] = ..., num_requests: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ..., num_output_tokens: _Optional[int] = ..., num_finished_stop: _Optional[int] = ..., num_finished_length: _Optional[int] = ..., num_finished_abort: _Optional[int] = ..., num_finished_error: _Optional[int] = ..., prefix_queried_tokens: _Optional[int] = ..., prefix_hit_tokens: _Optional[int] = ..., preemptions: _Optional[int] = ..., recomputed_tokens: _Optional[int] = ..., evictions: _Optional[int] = ..., peak_blocks_active: _Optional[int] = ..., peak_tokens_held: _Optional[int] = ..., peak_table_blocks: _Optional[int] = ..., peak_table_tokens: _Optional[int] = ..., peak_num_running: _Optional[int] = ...) -> None: ...
+    swapped_out_blocks: int
+    swapped_in_blocks: int
+    host_blocks_total: int
+    host_blocks_free: int
+    def __init__(self, num_waiting: _Optional[int] = ..., num_running: _Optional[int] = ..., num_live_requests: _Optional[int] = ..., blocks_total: _Optional[int] = ..., blocks_free: _Optional[int] = ..., blocks_cached: _Optional[int] = ..., blocks_active: _Optional[int] = ..., slots_allocated: _Optional[int] = ..., tokens_held: _Optional[int] = ..., num_steps: _Optional[int] = ..., num_requests: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ..., num_output_tokens: _Optional[int] = ..., num_finished_stop: _Optional[int] = ..., num_finished_length: _Optional[int] = ..., num_finished_abort: _Optional[int] = ..., num_finished_error: _Optional[int] = ..., prefix_queried_tokens: _Optional[int] = ..., prefix_hit_tokens: _Optional[int] = ..., preemptions: _Optional[int] = ..., recomputed_tokens: _Optional[int] = ..., evictions: _Optional[int] = ..., peak_blocks_active: _Optional[int] = ..., peak_tokens_held: _Optional[int] = ..., peak_table_blocks: _Optional[int] = ..., peak_table_tokens: _Optional[int] = ..., peak_num_running: _Optional[int] = ..., swapped_out_blocks: _Optional[int] = ..., swapped_in_blocks: _Optional[int] = ..., host_blocks_total: _Optional[int] = ..., host_blocks_free: _Optional[int] = ...) -> None: ...
