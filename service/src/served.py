@@ -1,6 +1,6 @@
 """What the daemon serves: an engine, as far as the daemon needs it, and a description of its model."""
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol, Self
@@ -73,6 +73,7 @@ class ModelDescription:
         max_model_len: the effective context cap in tokens.
         num_blocks: usable blocks.
         kv_bytes_per_token: of keys and values, over all layers.
+        model_type, architectures: as the model's config names them.
     """
 
     name: str
@@ -85,6 +86,8 @@ class ModelDescription:
     block_size: int
     num_blocks: int
     kv_bytes_per_token: int
+    model_type: str = ""
+    architectures: tuple[str, ...] = ()
 
     @property
     def num_full_requests(self) -> int:
@@ -95,7 +98,12 @@ class ModelDescription:
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """A loaded model and the engine that runs it."""
+    """A loaded model and the engine that runs it.
+
+    Attributes:
+        tokenizer_archive: makes a ZIP archive of the tokenizer's files; takes a moment. None = there is none.
+    """
 
     engine: TokenEngine
     description: ModelDescription
+    tokenizer_archive: Callable[[], bytes] | None = None
