@@ -1,12 +1,13 @@
 """What the daemon serves: an engine, as far as the daemon needs it, and a description of its model."""
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol, Self
 
 from pykv.engine.outputs import OutputDelta
 from pykv.engine.stats import EngineStats
+from pykv.engine.timing import TimingCounts
 from pykv.sampling import SamplingParams
 
 __all__ = ["ModelDescription", "ServedModel", "TokenEngine"]
@@ -32,7 +33,13 @@ class TokenEngine(Protocol):
         """When the last step ended, on the monotonic clock, in seconds; now, while there is no work."""
 
     def generate(
-        self, prompt: str | Sequence[int], params: SamplingParams, *, request_id: str, scope: bytes
+        self,
+        prompt: str | Sequence[int],
+        params: SamplingParams,
+        *,
+        request_id: str,
+        scope: bytes,
+        tenant: bytes,
     ) -> AsyncGenerator[OutputDelta, None]:
         """Streams a continuation; closing the generator ends the request."""
 
@@ -43,6 +50,7 @@ class TokenEngine(Protocol):
         *,
         request_id: str,
         scope: bytes,
+        tenant: bytes,
     ) -> AsyncGenerator[OutputDelta, None]:
         """Streams an answer; closing the generator ends the request."""
 
@@ -50,7 +58,10 @@ class TokenEngine(Protocol):
         """Ends a request by its name."""
 
     def stats(self) -> EngineStats:
-        """Counts at this moment."""
+        """Counts at this moment; may wait for a step that plans."""
+
+    def timing(self) -> TimingCounts:
+        """What was measured so far of waits, tokens and stalls."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +75,7 @@ class ModelDescription:
         dtype: of the weights.
         kv_bytes_per_token: of keys and values, over all layers, scales included.
         kv_dtype: the name of the cache's format.
+        model_type, architectures: as the model's config names them.
     """
 
     name: str
@@ -77,6 +89,8 @@ class ModelDescription:
     num_blocks: int
     kv_bytes_per_token: int
     kv_dtype: str
+    model_type: str = ""
+    architectures: tuple[str, ...] = ()
 
     @property
     def num_full_requests(self) -> int:
@@ -87,7 +101,12 @@ class ModelDescription:
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """A loaded model and the engine that runs it."""
+    """A loaded model and the engine that runs it.
+
+    Attributes:
+        tokenizer_archive: makes a ZIP archive of the tokenizer's files; takes a moment. None = there is none.
+    """
 
     engine: TokenEngine
     description: ModelDescription
+    tokenizer_archive: Callable[[], bytes] | None = None
