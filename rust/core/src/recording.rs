@@ -19,12 +19,12 @@ use writer::Writer;
 use crate::error::Result;
 use crate::policy::preemption::Costs;
 use crate::scheduler::{
-    FinishReason, Plan, RequestSummary, Sampled, Scheduler, SchedulerConfig, StepArrays, Submission,
-    TableSync,
+    FinishReason, Plan, Proposal, RequestSummary, Sampled, Scheduler, SchedulerConfig, StepArrays,
+    Submission, TableSync,
 };
 use crate::units::RequestId;
 
-pub(crate) const MAGIC: &[u8] = b"pykv-recording-1";
+pub(crate) const MAGIC: &[u8] = b"pykv-recording-2";
 
 /// The calls that are recorded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,12 +38,13 @@ pub(crate) enum Verb {
     TakeEnded,
     ResetPrefixCache,
     SetCosts,
+    Propose,
 }
 
 impl Verb {
     fn from_number(number: u8) -> Option<Self> {
-        use Verb::{Abort, Apply, Discard, Plan, ResetPrefixCache, SetCosts, Submit, TakeEnded};
-        let all = [Submit, Abort, Plan, Apply, Discard, TakeEnded, ResetPrefixCache, SetCosts];
+        use Verb::{Abort, Apply, Discard, Plan, Propose, ResetPrefixCache, SetCosts, Submit, TakeEnded};
+        let all = [Submit, Abort, Plan, Apply, Discard, TakeEnded, ResetPrefixCache, SetCosts, Propose];
         all.into_iter().find(|verb| *verb as u8 == number)
     }
 }
@@ -118,6 +119,16 @@ impl RecordedScheduler {
     pub fn plan(&mut self, arrays: &StepArrays<'_>, sync: &mut TableSync, now: f64) -> Result<Option<Plan>> {
         let result = self.scheduler.plan(arrays, sync, now);
         self.record(|writer| writer.plan(now, plan_digest(&result, arrays)));
+        result
+    }
+
+    /// See [`Scheduler::propose`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn propose(&mut self, proposal: Proposal<'_>) -> Result<()> {
+        let result = self.scheduler.propose(proposal);
+        self.record(|writer| writer.propose(&proposal, digest_of(&result)));
         result
     }
 

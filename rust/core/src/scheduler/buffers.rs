@@ -117,11 +117,11 @@ step_arrays! {
     /// (source, target) of each block that is copied before the model runs, in this order.
     copy_pairs: i64, pairs;
     /// Which of the step's tokens each sample is drawn after.
-    sample_indices: i64, rows;
+    sample_indices: i64, samples;
     /// The row of the sequence that gets the sample.
-    sample_rows: i32, rows;
+    sample_rows: i32, samples;
     /// The place in its sequence that the sampled token takes.
-    sample_positions: i64, rows;
+    sample_positions: i64, samples;
     /// The request of each sequence that got a row in this plan.
     placed_requests: i64, rows;
     /// Which sample of its request it is.
@@ -136,6 +136,11 @@ fn tokens(config: &SchedulerConfig) -> usize {
 
 fn rows(config: &SchedulerConfig) -> usize {
     config.max_num_seqs
+}
+
+/// A sample a row, and one more for each draft.
+fn samples(config: &SchedulerConfig) -> usize {
+    config.max_num_seqs * (1 + config.num_lookahead_tokens)
 }
 
 fn rows_and_one(config: &SchedulerConfig) -> usize {
@@ -192,7 +197,8 @@ impl TableSync {
         }
     }
 
-    /// The first entry of a row that must be written, given the table's epoch; all up to `len` count as written then.
+    /// The first entry of a row that must be written, given the table's epoch; all up to `len` count as written then, and
+    /// stay what they are for as long as the epoch does.
     pub(super) fn advance(&mut self, row: usize, epoch: u64, len: usize) -> usize {
         let synced = &mut self.rows[row];
         let start = if synced.epoch == epoch { synced.len.min(len) } else { 0 };

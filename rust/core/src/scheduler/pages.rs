@@ -54,7 +54,9 @@ impl PageLists<'_> {
         for (batch_row, scheduled) in step.rows.iter().enumerate() {
             let sequence = &sequences[scheduled.sequence];
             let blocks = read_blocks(sequence, size);
-            let kept = sync.advance(batch_row, Run { epoch: sequence.epoch, start, len: blocks.len() });
+            let lasting = sequence.num_lasting_blocks(size);
+            let kept =
+                sync.advance(batch_row, Run { epoch: sequence.epoch, start, len: blocks.len().min(lasting) });
             let cells = &self.kv_indices[start..start + blocks.len()];
             let new = cells[kept..].iter().zip(&blocks[kept..]);
             new.for_each(|(cell, block)| cell.set(block.get() as i32));
@@ -114,7 +116,7 @@ pub(super) struct PageSync {
     runs: Vec<Run>,
 }
 
-/// One batch row's blocks in `kv_indices`.
+/// One batch row's blocks in `kv_indices`, those left out that were taken for drafts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Run {
     epoch: u64,

@@ -2,6 +2,7 @@
 //!
 //! 1. Sequences with one token left to compute, the oldest first: each gets a block if it needs one, if need be by
 //!    preempting younger ones.
+//!    Then drafts for those that were proposed some.
 //! 2. Chunks of the prompts that run already.
 //! 3. Waiting sequences, the oldest first, each with all its blocks or not at all; none in a step that preempted.
 
@@ -10,6 +11,7 @@ use std::cell::Cell;
 use super::AdmissionPolicy;
 use super::buffers::{StepArrays, TableSync};
 use super::sequence::SeqIndex;
+use super::speculation::write_draft_samples;
 use super::step::{Announced, Placed, Plan, Scheduled, Step};
 use super::{Scheduler, sequence::Sequence};
 use crate::error::{Error, Result};
@@ -48,6 +50,7 @@ impl Scheduler {
         step.clear(self.next_step);
         self.preempt_lower_ranks(&mut step);
         let preempted = self.schedule_decodes(&mut step)?;
+        self.add_drafts(&mut step);
         self.schedule_prefills(&mut step);
         if !preempted {
             self.admit_waiting(&mut step)?;
@@ -192,7 +195,7 @@ impl Scheduler {
         if !sequence.table.is_writable(block) {
             let copy = self.cache.copy_on_write(&mut sequence.table, block)?;
             step.copies.push(copy);
-            step.copy_rows.push(step.rows.len());
+            step.copied_for.push(index);
             self.next_epoch += 1;
             sequence.epoch = self.next_epoch;
         }
@@ -374,6 +377,12 @@ impl Scheduler {
             arrays.seq_lens[batch_row].set(sequence.num_planned as i32);
             arrays.table_rows[batch_row].set(sequence.row().get() as i32);
             self.write_table(arrays, sequence, sync);
+            if sequence.num_drafts > 0 {
+                let first = token - scheduled.num_tokens;
+                write_draft_samples(arrays, sample, first, sequence.row(), scheduled);
+                sample += scheduled.num_samples;
+                continue;
+            }
             for row in &sequence.rows[..scheduled.num_samples] {
                 write_sample(arrays, sample, token - 1, *row, sequence.tokens.len());
                 sample += 1;
@@ -391,7 +400,8 @@ impl Scheduler {
     fn write_table(&self, arrays: &StepArrays<'_>, sequence: &Sequence, sync: &mut TableSync) {
         let blocks = sequence.table.blocks();
         let row = sequence.row().index();
-        let start = sync.advance(row, sequence.epoch, blocks.len());
+        let lasting = sequence.num_lasting_blocks(self.block_size);
+        let start = sync.advance(row, sequence.epoch, lasting);
         if start == blocks.len() {
             return;
         }
