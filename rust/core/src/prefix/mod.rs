@@ -315,7 +315,12 @@ impl PrefixCache {
         Ok(())
     }
 
-    fn path(&self, scope: ScopeId, tokens: &[TokenId], max_blocks: usize) -> impl Iterator<Item = BlockId> {
+    pub(crate) fn path(
+        &self,
+        scope: ScopeId,
+        tokens: &[TokenId],
+        max_blocks: usize,
+    ) -> impl Iterator<Item = BlockId> {
         let size = self.pool.block_size().tokens();
         tokens.chunks_exact(size).take(max_blocks).scan(BlockId::NULL, move |parent, run| {
             *parent = self.tree.find(Key { parent: *parent, scope, tokens: run })?;
