@@ -34,6 +34,7 @@ from pykv import _core
 from pykv._core import Plan, RequestSummary, SchedulerStats
 from pykv.errors import ConfigError, InvalidRequestError
 from pykv.recording import Recording
+from pykv.step_buffers import StepBuffers
 from pykv.token_array import as_token_array
 
 if TYPE_CHECKING:
@@ -84,6 +85,8 @@ class FinishReason(enum.IntEnum):
     """The sample or its batch row failed; the token does not count."""
     VOID = 5
     """The token does not count and will be sampled again: a failed row should have computed what it was drawn from."""
+    REJECTED = 6
+    """The token does not count: it follows a draft that was not accepted, or the end of its sequence."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -102,6 +105,7 @@ class SchedulerConfig:
         max_num_seqs: sequences that run at once: rows of the block tables.
         max_num_batched_tokens: tokens that one step computes.
         max_chunk_tokens: tokens of one sequence that one step computes; None: no cap but the step's.
+        num_lookahead_tokens: drafts that one sequence may have checked in a step (`propose`); 0: no speculation.
         max_model_len: tokens of one sequence, prompt and output together.
         watermark: share of the blocks, from 0 to below 1, that an admission leaves untouched while others run.
         admission: "forecast": a sequence starts when the worst moment to come fits the pool too, if outputs turn out as
@@ -126,6 +130,7 @@ class SchedulerConfig:
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 2048
     max_chunk_tokens: int | None = None
+    num_lookahead_tokens: int = 0
     max_model_len: int = 8192
     watermark: float = 0.01
     admission: str = "forecast"
@@ -144,6 +149,7 @@ class SchedulerConfig:
             "max_num_seqs": (1, 2**20),
             "max_num_batched_tokens": (1, 2**30),
             "max_chunk_tokens": (1, 2**30),
+            "num_lookahead_tokens": (0, 1024),
             "max_model_len": (2, 2**30),
             "max_passes": (0, 2**30),
             "max_queued_requests": (1, 2**30),
@@ -198,55 +204,6 @@ def _check_groups(groups: tuple[int | None, ...]) -> None:
         ):
             continue
         raise ConfigError(f"groups is {groups!r}: allowed are None and windows of 1 to {2**30} tokens")
-
-
-class StepBuffers:
-    """The host arrays of one step, allocated once; `Scheduler.plan` fills their beginnings.
-
-    Two of them, used in turn, let a step be read while the next one is planned. `block_tables` is written by change
-    only: leave it as it is. The arrays may be wrapped (`torch.from_numpy`) and must not be resized.
-
-    Attributes:
-        token_ids, positions: int64 [max_num_batched_tokens].
-        slot_mapping: int64 [max_num_batched_tokens]; slot = block_id * block_size + offset. With several layer groups
-            [len(groups), max_num_batched_tokens].
-        query_starts: int32 [max_num_seqs + 1]; batch row i computes tokens query_starts[i] to query_starts[i + 1].
-        seq_lens: int32 [max_num_seqs]; tokens of batch row i whose K and V are there after this step.
-        table_rows: int32 [max_num_seqs]; the row of block_tables that batch row i reads.
-        block_tables: int32 [max_num_seqs, max_blocks_per_seq]; what lies beyond a sequence's length has no meaning, and
-            the null block 0 stands for what left a window. With several layer groups [len(groups), ...].
-        swap_out_pairs: int64 [num_host_blocks, 2]; (device, host) blocks to copy first of all.
-        swap_in_pairs: int64 [num_host_blocks, 2]; (host, device) blocks to copy next.
-        copy_pairs: int64 [len(groups) * max_num_seqs, 2]; (source, target) blocks to copy then, in this order,
-            before the model runs.
-        sample_indices: int64 [max_num_seqs]; after which of the step's tokens each sample is drawn.
-        sample_rows: int32 [max_num_seqs]; the row of the sequence that gets the sample.
-        sample_positions: int64 [max_num_seqs]; the place in its sequence that the sampled token takes.
-        placed_requests: int64, placed_children, placed_rows: int32 [max_num_seqs]; who got a row in this plan.
-        finish_reasons: uint8 [max_num_seqs]; filled by `Scheduler.apply`, a `FinishReason` a sample.
-    """
-
-    def __init__(self, config: SchedulerConfig) -> None:
-        tokens, rows = config.max_num_batched_tokens, config.max_num_seqs
-        groups = () if len(config.groups) == 1 else (len(config.groups),)
-        self.token_ids = np.zeros(tokens, np.int64)
-        self.positions = np.zeros(tokens, np.int64)
-        self.slot_mapping = np.zeros((*groups, tokens), np.int64)
-        self.query_starts = np.zeros(rows + 1, np.int32)
-        self.seq_lens = np.zeros(rows, np.int32)
-        self.table_rows = np.zeros(rows, np.int32)
-        self.block_tables = np.zeros((*groups, rows, config.max_blocks_per_seq), np.int32)
-        self.swap_out_pairs = np.zeros((config.num_host_blocks, 2), np.int64)
-        self.swap_in_pairs = np.zeros((config.num_host_blocks, 2), np.int64)
-        self.copy_pairs = np.zeros((len(config.groups) * rows, 2), np.int64)
-        self.sample_indices = np.zeros(rows, np.int64)
-        self.sample_rows = np.zeros(rows, np.int32)
-        self.sample_positions = np.zeros(rows, np.int64)
-        self.placed_requests = np.zeros(rows, np.int64)
-        self.placed_children = np.zeros(rows, np.int32)
-        self.placed_rows = np.zeros(rows, np.int32)
-        self.finish_reasons = np.zeros(rows, np.uint8)
-        self._native = _core.StepBuffers(**vars(self))
 
 
 class Scheduler:
@@ -341,12 +298,34 @@ class Scheduler:
             self._recording.write_pending()
         return self._native.plan(buffers._native, now)
 
+    def propose(self, rows: NDArray[np.int32], starts: NDArray[np.int32], tokens: NDArray[np.int64]) -> None:
+        """Proposes what running sequences may go on with: the next plan computes it behind their last token.
+
+        Each plan forgets what was proposed before it, used or not. A row whose sequence has ended, or that has more
+        than one token to compute, is passed over. Drafts are cut where the step's budget, the free or idle blocks, or
+        the sequence's limit end; they preempt nobody.
+
+        In the plan, the `num_draft_rows` batch rows after the decodes have the last token and the drafts, with a sample
+        for each: the first of row i is `np.searchsorted(buffers.sample_indices[: plan.num_samples],
+        buffers.query_starts[i])`.
+
+        Args:
+            rows: int32 [n], rows of the block tables (as in `sample_rows`), each at most once.
+            starts: int32 [n + 1]; rows[i] gets tokens[starts[i] : starts[i + 1]], at most `num_lookahead_tokens`.
+            tokens: int64, token ids.
+
+        Raises:
+            StepError: a step is in flight, or an array does not fit; nothing was changed.
+        """
+        self._native.propose(rows, starts, tokens)
+
     def apply(
         self,
         plan: Plan,
         sampled: NDArray[np.int64],
         outcomes: NDArray[np.uint8],
         failed_rows: NDArray[np.int32] | None = None,
+        accepted: NDArray[np.int32] | None = None,
     ) -> list[RequestSummary]:
         """Takes in what a step gave: appends tokens, ends what is done, makes full blocks findable.
 
@@ -357,6 +336,8 @@ class Scheduler:
             sampled: int64 [num_samples], a token for each sample.
             outcomes: uint8 [num_samples], `OUTCOME_OK`, `OUTCOME_STOP` or `OUTCOME_FAILED`.
             failed_rows: int32, batch rows that failed as a whole, with or without a sample.
+            accepted: int32 [num_batch_rows], how many of each row's drafts are accepted; the samples that check those
+                must be the drafts themselves. The sample after them counts too, no later one. None: as many as agree.
 
         Returns:
             The requests that have ended since the last call; their blocks were given back.
@@ -364,7 +345,7 @@ class Scheduler:
         Raises:
             StepError: the plan is not in flight, or an array does not fit it; nothing was changed.
         """
-        return self._native.apply(plan, sampled, outcomes, failed_rows)
+        return self._native.apply(plan, sampled, outcomes, failed_rows, accepted)
 
     def discard(self, plan: Plan) -> None:
         """Takes a step back that failed as a whole: nothing of it was computed.

@@ -78,6 +78,18 @@ fn the_queue_counts_every_sample_and_takes_requests_again_when_it_drains() {
 }
 
 #[test]
+fn what_no_queue_ever_has_room_for_is_a_wrong_request_and_not_a_full_queue() {
+    let limits = SchedulerConfig { max_queued_requests: 3, max_queued_tokens: 5, ..config(40, 16) };
+    let mut engine = Engine::new(limits);
+    let tokens = prompt(0, 6);
+    let many = Submission { num_samples: 4, ..Submission::new(&tokens[..2]) };
+    for (submission, field) in [(many, "num_samples"), (Submission::new(&tokens), "prompt")] {
+        let error = refusal(&mut engine, submission);
+        assert!(matches!(error, Error::InvalidRequest { field: named, .. } if named == field), "{error}");
+    }
+}
+
+#[test]
 fn a_sequence_without_a_limit_ends_at_the_context_cap() {
     for len in [10, 62, 63] {
         let mut engine = Engine::new(SchedulerConfig { max_model_len: 64, ..config(40, 16) });
@@ -325,10 +337,10 @@ fn verbs_in_the_wrong_order_change_nothing() {
         scheduler.plan(&arrays.borrow(), &mut sync, 0.0).unwrap_err(),
         Error::StepInFlight { plan: plan.id }
     );
-    let nothing = Sampled { tokens: &[], outcomes: &[], failed_rows: &[] };
+    let nothing = Sampled { tokens: &[], outcomes: &[], failed_rows: &[], accepted: None };
     let error = scheduler.apply(plan.id, nothing, |_, _| ()).unwrap_err();
     assert_eq!(error, Error::ArrayLength { array: "sampled", length: 0, needed: 1 });
-    let one = Sampled { tokens: &[1], outcomes: &[Outcome::Ok], failed_rows: &[] };
+    let one = Sampled { tokens: &[1], outcomes: &[Outcome::Ok], failed_rows: &[], accepted: None };
     assert!(scheduler.apply(plan.id + 1, one, |_, _| ()).is_err());
     let wild = Sampled { failed_rows: &[1], ..one };
     assert!(matches!(scheduler.apply(plan.id, wild, |_, _| ()), Err(Error::ArrayValue { .. })));

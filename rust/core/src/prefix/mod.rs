@@ -69,20 +69,11 @@ impl Default for HashOptions {
     }
 }
 
-/// A group that keeps some positions only.
-#[derive(Clone, Copy, Debug)]
-struct Window {
-    group: usize,
-    /// Whole blocks that a token at the beginning of a block reads, if there are as many.
-    reads_back: usize,
-}
-
-fn windows(groups: &[LayerGroup], size: BlockSize) -> SmallVec<[Window; 1]> {
-    let window = |(group, layers): (usize, &LayerGroup)| {
-        (!layers.is_full())
-            .then(|| Window { group, reads_back: layers.reads_back(FAR / size.tokens(), size) })
-    };
-    groups.iter().enumerate().filter_map(window).collect()
+/// How many of a hit's last blocks each group pins: those that the next token reads. Where no group keeps all positions,
+/// at least one: the next block hangs below it.
+fn pins_back(groups: &[LayerGroup], size: BlockSize) -> SmallVec<[usize; 1]> {
+    let least = usize::from(!groups.iter().any(|group| group.is_full()));
+    groups.iter().map(|group| group.reads_back(FAR / size.tokens(), size).max(least)).collect()
 }
 
 /// A position that every window ends before.
@@ -93,7 +84,10 @@ const FAR: usize = 1 << 48;
 pub struct PrefixCache {
     pool: BlockPool,
     groups: SmallVec<[LayerGroup; 1]>,
-    windows: SmallVec<[Window; 1]>,
+    /// Of each group: how many of a hit's last blocks it pins.
+    pins_back: SmallVec<[usize; 1]>,
+    /// The groups that pin some only.
+    windows: SmallVec<[usize; 1]>,
     /// Whether a group keeps all positions, so that a sequence holds a block of every node above it.
     keeps_all: bool,
     tree: Tree,
@@ -119,7 +113,8 @@ impl PrefixCache {
         let num_blocks = pool.num_blocks();
         Self {
             groups: groups.into(),
-            windows: windows(groups, pool.block_size()),
+            pins_back: pins_back(groups, pool.block_size()),
+            windows: (0..groups.len()).filter(|&group| !groups[group].is_full()).collect(),
             keeps_all: groups.iter().any(|group| group.is_full()),
             tree: Tree::new(num_blocks, groups.len(), pool.block_size(), options.seed, options.mask),
             node_of: vec![NodeId::ROOT; num_blocks],
@@ -182,8 +177,8 @@ impl PrefixCache {
         self.adopt_returned();
         let hits = self.find_path(scope, tokens, max_blocks);
         let mut idle_hits = 0;
-        for (index, group) in self.groups.iter().enumerate() {
-            for &node in &self.path[self.first_read(*group, hits)..hits] {
+        for index in 0..self.groups.len() {
+            for &node in &self.path[self.first_pinned(index, hits)..hits] {
                 idle_hits += usize::from(self.order.contains(self.tree.blocks(node)[index]));
             }
         }
@@ -197,7 +192,7 @@ impl PrefixCache {
         let hits = self.find_path(scope, tokens, max_blocks);
         let mut tables = Tables::new();
         for index in 0..self.groups.len() {
-            let first = self.first_read(self.groups[index], hits);
+            let first = self.first_pinned(index, hits);
             let mut table = BlockTable::starting_at(&self.pool, first);
             for place in first..hits {
                 let block = self.tree.blocks(self.path[place])[index];
@@ -278,10 +273,10 @@ impl PrefixCache {
             self.path.push(node);
             parent = node;
             let mut is_served = true;
-            for (window, run) in self.windows.iter().zip(&mut runs) {
-                let block = self.tree.blocks(node)[window.group];
+            for (&group, run) in self.windows.iter().zip(&mut runs) {
+                let block = self.tree.blocks(node)[group];
                 *run = if block == BlockId::NULL { 0 } else { *run + 1 };
-                is_served &= *run >= window.reads_back.min(self.path.len());
+                is_served &= *run >= self.pins_back[group].min(self.path.len());
             }
             if is_served {
                 hits = self.path.len();
@@ -290,9 +285,24 @@ impl PrefixCache {
         hits
     }
 
-    /// The first of `hits` blocks that the token after them reads.
-    fn first_read(&self, group: LayerGroup, hits: usize) -> usize {
-        hits - group.reads_back(hits, self.pool.block_size())
+    /// The first of `hits` blocks that a group pins.
+    fn first_pinned(&self, group: usize, hits: usize) -> usize {
+        hits - self.pins_back[group].min(hits)
+    }
+
+    /// The blocks that a sequence of these tokens would share, over all groups.
+    pub(crate) fn shared_blocks(
+        &mut self,
+        scope: ScopeId,
+        tokens: &[TokenId],
+        max_blocks: usize,
+    ) -> impl Iterator<Item = BlockId> {
+        let hits = self.find_path(scope, tokens, max_blocks);
+        let cache = &*self;
+        (0..cache.groups.len()).flat_map(move |index| {
+            let nodes = &cache.path[cache.first_pinned(index, hits)..hits];
+            nodes.iter().map(move |&node| cache.tree.blocks(node)[index])
+        })
     }
 
     fn pin(&mut self, block: BlockId) {

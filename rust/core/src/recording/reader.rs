@@ -4,8 +4,13 @@ use super::{MAGIC, RecordedScheduler, Verb, digest_of, plan_digest};
 use crate::error::Error;
 use crate::groups::LayerGroup;
 use crate::policy::preemption::Costs;
-use crate::scheduler::{FinishReason, Outcome, OwnedArrays, Sampled, SchedulerConfig, Submission, TableSync};
+use crate::scheduler::{
+    FinishReason, Outcome, OwnedArrays, Proposal, Sampled, SchedulerConfig, Submission, TableSync,
+};
 use crate::units::RequestId;
+
+/// Memory that a replay may take: far more than any real scheduler's, and less than would take a machine down.
+const MAX_REPLAY_BYTES: u128 = 4 << 30;
 
 /// A recording that was replayed and agreed in every call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -30,6 +35,14 @@ pub enum ReplayError {
     /// The recorded options are not allowed.
     #[error("the recorded options are refused: {0}")]
     Options(Error),
+    /// The recorded options ask for more memory than a replay may take.
+    #[error("the recorded options ask for {bytes} bytes of memory: allowed are {limit}")]
+    TooLarge {
+        /// What the scheduler and its arrays would take.
+        bytes: u128,
+        /// The most that a replay takes.
+        limit: u128,
+    },
     /// A call decided otherwise than it did when it was recorded.
     #[error("call {call} ({verb}) decided otherwise than it did when it was recorded")]
     Diverged {
@@ -47,6 +60,11 @@ pub enum ReplayError {
 pub fn replay(bytes: &[u8]) -> Result<Replayed, ReplayError> {
     let mut reader = Reader { bytes, offset: 0 };
     let config = reader.config()?;
+    config.validate().map_err(ReplayError::Options)?;
+    let (needed, limit) = (config.num_bytes(), MAX_REPLAY_BYTES);
+    if needed > limit {
+        return Err(ReplayError::TooLarge { bytes: needed, limit });
+    }
     let scheduler = RecordedScheduler::new(config.clone()).map_err(ReplayError::Options)?;
     let mut replay = Replay { arrays: OwnedArrays::new(&config), sync: TableSync::default(), scheduler };
     let mut done = Replayed::default();
@@ -80,6 +98,7 @@ impl Replay {
                 let result = self.scheduler.plan(&arrays, &mut self.sync, now);
                 plan_digest(&result, &arrays, self.scheduler.scheduler().config())
             }
+            Verb::Propose => self.propose(reader)?,
             Verb::Apply => self.apply(reader)?,
             Verb::Discard => digest_of(&self.scheduler.discard(reader.number()?)),
             Verb::TakeEnded => digest_of(&self.scheduler.take_ended()),
@@ -118,13 +137,24 @@ impl Replay {
         })))
     }
 
+    fn propose(&mut self, reader: &mut Reader<'_>) -> Result<u64, ReplayError> {
+        let rows = reader.list(|value| value as usize)?;
+        let starts = reader.list(|value| value as usize)?;
+        let tokens = reader.list(|value| value as u32)?;
+        let proposal = Proposal { rows: &rows, starts: &starts, tokens: &tokens };
+        Ok(digest_of(&self.scheduler.propose(proposal)))
+    }
+
     fn apply(&mut self, reader: &mut Reader<'_>) -> Result<u64, ReplayError> {
         let plan = reader.number()?;
         let tokens = reader.list(|value| value as u32)?;
         let outcomes = reader.list(|value| Outcome::from_number(value as u8).unwrap_or(Outcome::Failed))?;
         let failed_rows = reader.list(|value| value as usize)?;
+        let has_accepted = reader.number()? != 0;
+        let accepted = reader.list(|value| value as usize)?;
         let mut reasons = xxhash_rust::xxh3::Xxh3::new();
-        let sampled = Sampled { tokens: &tokens, outcomes: &outcomes, failed_rows: &failed_rows };
+        let accepted = has_accepted.then_some(accepted.as_slice());
+        let sampled = Sampled { tokens: &tokens, outcomes: &outcomes, failed_rows: &failed_rows, accepted };
         let result =
             self.scheduler.apply(plan, sampled, |_, reason: FinishReason| reasons.update(&[reason as u8]));
         Ok(reasons.digest() ^ digest_of(&result))

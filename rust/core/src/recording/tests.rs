@@ -13,6 +13,7 @@ fn config() -> SchedulerConfig {
         block_size: 4,
         max_num_seqs: 4,
         max_num_batched_tokens: 16,
+        num_lookahead_tokens: 2,
         max_model_len: 40,
         ..SchedulerConfig::default()
     }
@@ -31,6 +32,8 @@ fn record(token: u32) -> Vec<u8> {
     scheduler.submit(Submission::new(&[])).unwrap_err();
     scheduler.set_costs(Costs { seconds_per_token: 1.0, seconds_per_block: 0.5 });
     for round in 0..200 {
+        let drafts = Proposal { rows: &[0, 2], starts: &[0, 2, 3], tokens: &[7, 8, token + round as u32] };
+        scheduler.propose(drafts).unwrap();
         let Some(plan) = scheduler.plan(&arrays.borrow(), &mut sync, f64::from(round)).unwrap() else {
             break;
         };
@@ -42,7 +45,9 @@ fn record(token: u32) -> Vec<u8> {
         let tokens: Vec<u32> =
             (0..plan.num_samples as u32).map(|sample| token + sample + round as u32).collect();
         let outcomes = vec![Outcome::Ok; plan.num_samples];
-        let sampled = Sampled { tokens: &tokens, outcomes: &outcomes, failed_rows: &[] };
+        let accepted = vec![0; plan.num_batch_rows];
+        let accepted = (round % 2 == 0).then_some(accepted.as_slice());
+        let sampled = Sampled { tokens: &tokens, outcomes: &outcomes, failed_rows: &[], accepted };
         scheduler.apply(plan.id, sampled, |_, _| ()).unwrap();
     }
     assert!(scheduler.scheduler().stats().preemptions > 0);
@@ -74,6 +79,23 @@ fn a_changed_decision_is_named() {
     let last_digest = recording.len() - 3;
     changed[last_digest] ^= 1;
     assert!(matches!(replay(&changed), Err(ReplayError::Diverged { verb, .. }) if verb == "TakeEnded"));
+}
+
+#[test]
+fn a_recording_that_asks_for_absurd_memory_is_refused() {
+    let small = SchedulerConfig { num_blocks: 1 << 20, max_num_seqs: 4096, ..SchedulerConfig::default() };
+    assert!(replay(&Writer::new(&small).take()).is_ok(), "as large as real ones");
+    for absurd in [
+        SchedulerConfig { num_blocks: 1 << 30, block_size: 2, ..small.clone() },
+        SchedulerConfig { num_host_blocks: 1 << 30, ..small.clone() },
+        SchedulerConfig { max_num_seqs: 1 << 20, max_model_len: 1 << 24, ..small.clone() },
+        SchedulerConfig { max_num_batched_tokens: 1 << 30, ..small.clone() },
+        SchedulerConfig { max_num_seqs: 1 << 20, num_lookahead_tokens: 1024, ..small.clone() },
+    ] {
+        absurd.validate().unwrap();
+        let error = replay(&Writer::new(&absurd).take()).unwrap_err();
+        assert!(matches!(error, ReplayError::TooLarge { .. }), "{error}");
+    }
 }
 
 #[test]

@@ -129,7 +129,10 @@ impl Scheduler {
                 format!("{} computed, {} planned", sequence.num_computed, sequence.num_planned),
             );
         }
-        if sequence.cursor.published > size.full_blocks(sequence.num_planned) {
+        if sequence.num_drafts > 0 && !self.in_flight {
+            return broken("I15 drafts", format!("{} are left of a step that is over", sequence.num_drafts));
+        }
+        if sequence.cursor.published > size.full_blocks(sequence.num_planned - sequence.num_drafts) {
             return broken("I13 published", format!("{} blocks published", sequence.cursor.published));
         }
         Ok(())

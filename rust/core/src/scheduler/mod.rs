@@ -13,9 +13,12 @@ mod apply;
 mod buffers;
 mod check;
 mod config;
+mod pages;
 mod plan;
+mod ranks;
 mod request;
 mod sequence;
+mod speculation;
 mod stats;
 mod step;
 mod swap;
@@ -27,7 +30,9 @@ use hashbrown::HashMap;
 pub use apply::{FinishReason, Outcome, Sampled};
 pub use buffers::{OwnedArrays, StepArrays, TableSync};
 pub use config::{AdmissionPolicy, SchedulerConfig};
+pub use pages::{OwnedPageLists, PageLists};
 pub use request::{RequestSummary, Submission};
+pub use speculation::Proposal;
 pub use stats::{Peak, SchedulerStats};
 pub use step::Plan;
 
@@ -44,6 +49,7 @@ use crate::units::{BlockSize, RequestId, Row};
 use buffers::Identity;
 use request::{Deadline, Request};
 use sequence::{Arena, SeqIndex, SeqKey, Sequence};
+use speculation::Drafts;
 use stats::Totals;
 use step::Step;
 
@@ -73,6 +79,8 @@ pub struct Scheduler {
     forked: Vec<SeqIndex>,
     free_rows: Vec<Row>,
     identity: Identity,
+    /// What was proposed for the next plan.
+    drafts: Drafts,
     step: Step,
     in_flight: bool,
     /// The time of the last plan, in seconds.
@@ -117,6 +125,7 @@ impl Scheduler {
             forked: Vec::new(),
             free_rows: (0..config.max_num_seqs as u32).rev().map(Row::new).collect(),
             identity: Identity::default(),
+            drafts: Drafts::default(),
             step: Step::default(),
             in_flight: false,
             now: 0.0,
@@ -194,13 +203,20 @@ impl Scheduler {
         if submission.max_tokens == Some(0) {
             return Err(Error::request("max_tokens", 0, "at least 1"));
         }
-        if !(1..=self.config.max_num_seqs).contains(&submission.num_samples) {
-            let allowed = format!("1 to {} (max_num_seqs)", self.config.max_num_seqs);
+        let (rows, queue) = (self.config.max_num_seqs, self.config.max_queued_requests);
+        if !(1..=rows.min(queue)).contains(&submission.num_samples) {
+            let allowed =
+                format!("1 to {} (of max_num_seqs {rows} and max_queued_requests {queue})", rows.min(queue));
             return Err(Error::request("num_samples", submission.num_samples, allowed));
         }
         if prompt >= cap {
             let (max_model_len, pool) = (self.config.max_model_len, self.config.pool_cap());
             return Err(Error::NeverFits { prompt, cap, max_model_len, pool });
+        }
+        let queue_tokens = self.config.max_queued_tokens;
+        if prompt > queue_tokens {
+            let allowed = format!("at most {queue_tokens} tokens (max_queued_tokens)");
+            return Err(Error::request("prompt", format!("{prompt} tokens long"), allowed));
         }
         if let Some(seconds) = submission.deadline.filter(|seconds| !(0.0..f64::INFINITY).contains(seconds)) {
             return Err(Error::request("deadline", seconds, "a finite number of seconds, at least 0"));
@@ -235,6 +251,7 @@ impl Scheduler {
             max_len: submission.prompt.len().saturating_add(wanted).min(cap),
             num_computed: 0,
             num_planned: 0,
+            num_drafts: 0,
             high_water: 0,
             tables: self.empty_tables(),
             cursor: self.cache.root(),

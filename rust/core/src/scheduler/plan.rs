@@ -2,6 +2,7 @@
 //!
 //! 1. Sequences with one token left to compute, the oldest first: each gets a block if it needs one, if need be by
 //!    preempting younger ones.
+//!    Then drafts for those that were proposed some.
 //! 2. Chunks of the prompts that run already.
 //! 3. Waiting sequences, the oldest first, each with all its blocks or not at all; none in a step that preempted.
 
@@ -10,9 +11,13 @@ use std::ops::Range;
 
 use smallvec::SmallVec;
 
+use hashbrown::HashSet;
+
 use super::AdmissionPolicy;
 use super::buffers::{StepArrays, TableSync};
+use super::ranks::Relief;
 use super::sequence::SeqIndex;
+use super::speculation::write_draft_samples;
 use super::step::{Filled, Placed, Plan, Scheduled, Step};
 use super::{Scheduler, sequence::Sequence};
 use crate::error::{Error, Result};
@@ -23,7 +28,7 @@ use crate::policy::order::QueueOrder;
 use crate::policy::victim::{Candidate, victim};
 use crate::prefix::Probe;
 use crate::table::{BlockCopy, BlockTable};
-use crate::units::{BlockSize, RequestId, Row};
+use crate::units::{BlockId, BlockSize, RequestId, Row};
 
 /// Waiting sequences that are looked at in one step.
 const MAX_CANDIDATES: usize = 32;
@@ -51,6 +56,7 @@ impl Scheduler {
         step.clear(self.next_step);
         self.preempt_lower_ranks(&mut step);
         let preempted = self.schedule_decodes(&mut step)?;
+        self.add_drafts(&mut step);
         let is_short = self.schedule_prefills(&mut step)?;
         if !preempted && !is_short {
             self.admit_waiting(&mut step)?;
@@ -176,22 +182,6 @@ impl Scheduler {
         }
     }
 
-    /// Makes room for the first of the waiting, if it comes before sequences of a later rank that run.
-    fn preempt_lower_ranks(&mut self, step: &mut Step) {
-        if !self.config.preempt_lower_ranks {
-            return;
-        }
-        let Some((key, &index)) = self.waiting.first_key_value() else { return };
-        let rank = key.rank;
-        while let Some(&last) = self.running.last()
-            && self.sequences[last].key.rank > rank
-            && !self.fits(index)
-        {
-            self.running.pop();
-            self.preempt(step, last);
-        }
-    }
-
     fn chunk_for(&self, step: &Step, sequence: &Sequence) -> usize {
         let budget = self.config.max_num_batched_tokens - step.num_tokens;
         chunk(sequence.num_uncomputed(), budget.min(self.config.max_chunk_tokens))
@@ -224,7 +214,7 @@ impl Scheduler {
             if !table.is_writable(block) {
                 let copy = self.cache.copy_on_write(table, block)?;
                 step.copies.push(copy);
-                step.copy_rows.push(step.rows.len());
+                step.copied_for.push(index);
                 self.next_epoch += 1;
                 sequence.epoch = self.next_epoch;
             }
@@ -278,7 +268,7 @@ impl Scheduler {
 
     /// Gives a waiting sequence all its blocks and its rows, or nothing.
     fn admit(&mut self, step: &mut Step, index: SeqIndex) -> Result<bool> {
-        if !self.fits(index) {
+        if !self.fits(index, Relief::default()) {
             return Ok(false);
         }
         // Nothing below can fail: between the probe and here nobody else takes blocks.
@@ -286,20 +276,28 @@ impl Scheduler {
         Ok(true)
     }
 
-    fn fits(&mut self, index: SeqIndex) -> bool {
+    /// Whether a waiting sequence may start, if so much is given back first.
+    pub(super) fn fits(&mut self, index: SeqIndex, relief: Relief) -> bool {
         let sequence = &self.sequences[index];
-        if sequence.num_samples > self.free_rows.len() {
+        if sequence.num_samples > self.free_rows.len() + relief.rows {
             return false;
         }
-        let probe = self.probe(index);
+        let mut probe = self.probe(index);
+        probe.idle_hits += relief.hits;
         let admission = Admission {
             new_blocks: self.first_blocks(index, probe.hits).sum(),
             idle_hits: probe.idle_hits,
-            available: self.cache.available(),
+            available: self.cache.available() + relief.blocks,
             watermark: self.config.watermark_blocks(),
-            alone: self.running.is_empty(),
+            alone: self.running.len() == relief.sequences,
         };
-        admission.fits() && self.forecast_fits(index, probe)
+        admission.fits() && self.forecast_fits(index, probe, relief)
+    }
+
+    /// The published blocks that a sequence would share.
+    pub(super) fn hits(&mut self, index: SeqIndex) -> HashSet<BlockId> {
+        let sequence = &self.sequences[index];
+        self.cache.shared_blocks(sequence.scope, &sequence.tokens, self.max_hits(sequence)).collect()
     }
 
     /// The blocks that a sequence takes anew in each group when it starts with `hits` blocks found.
@@ -325,21 +323,22 @@ impl Scheduler {
     }
 
     /// Whether the worst moment to come fits the pool with one more sequence running. Alone, a sequence always fits.
-    fn forecast_fits(&mut self, index: SeqIndex, probe: Probe) -> bool {
-        if self.config.admission == AdmissionPolicy::Watermark || self.running.is_empty() {
+    fn forecast_fits(&mut self, index: SeqIndex, probe: Probe, relief: Relief) -> bool {
+        let num_running = self.running.len() - relief.sequences;
+        if self.config.admission == AdmissionPolicy::Watermark || num_running == 0 {
             return true;
         }
         let mut growths = std::mem::take(&mut self.growths);
         growths.clear();
         let mut own = 0;
-        for &running in &self.running {
+        for &running in &self.running[..num_running] {
             let sequence = &self.sequences[running];
             own += sequence.num_held().saturating_sub(sequence.shared_blocks * self.config.groups.len());
             self.push_growths(&mut growths, sequence, sequence.shared_blocks);
         }
         self.push_growths(&mut growths, &self.sequences[index], probe.hits);
         let counts = self.cache.counts();
-        let base = (counts.active + probe.idle_hits).saturating_sub(own);
+        let base = (counts.active + probe.idle_hits).saturating_sub(relief.blocks + own);
         let peak = peak_blocks(base, &mut growths, &self.config.groups, self.block_size);
         self.growths = growths;
         peak <= counts.total
@@ -463,6 +462,12 @@ impl Scheduler {
             arrays.seq_lens[batch_row].set(sequence.num_planned as i32);
             arrays.table_rows[batch_row].set(sequence.row().get() as i32);
             self.write_tables(arrays, sequence, sync);
+            if sequence.num_drafts > 0 {
+                let first = token - scheduled.num_tokens;
+                write_draft_samples(arrays, sample, first, sequence.row(), scheduled);
+                sample += scheduled.num_samples;
+                continue;
+            }
             for row in &sequence.rows[..scheduled.num_samples] {
                 write_sample(arrays, sample, token - 1, *row, sequence.tokens.len());
                 sample += 1;
@@ -472,6 +477,9 @@ impl Scheduler {
         write_copies(&step.swap_ins, arrays.swap_in_pairs);
         write_copies(&step.copies, arrays.copy_pairs);
         write_placed(step, arrays);
+        if let Some(lists) = arrays.page_lists {
+            lists.write(step, &self.sequences, self.block_size, &mut sync.pages);
+        }
     }
 
     fn write_tokens(
@@ -495,7 +503,9 @@ impl Scheduler {
     fn write_tables(&self, arrays: &StepArrays<'_>, sequence: &Sequence, sync: &mut TableSync) {
         for (group, table) in sequence.tables.iter().enumerate() {
             let row = group * self.config.max_num_seqs + sequence.row().index();
-            let (given_back, new) = sync.advance(row, sequence.epoch, table.len(), table.num_dropped());
+            let lasting = sequence.num_lasting_blocks(table, self.block_size);
+            let (given_back, first) = sync.advance(row, sequence.epoch, lasting, table.num_dropped());
+            let new = first..table.len();
             if given_back.is_empty() && new.is_empty() {
                 continue;
             }
