@@ -35,10 +35,10 @@ class Result:
 class Driver:
     """A scheduler whose steps are applied with the same token for every sample, or random ones."""
 
-    def __init__(self, **options: object) -> None:
+    def __init__(self, page_lists: bool = False, **options: object) -> None:
         self.config = SchedulerConfig(**options)  # type: ignore[arg-type]
         self.scheduler = Scheduler(self.config)
-        self.buffers = [StepBuffers(self.config), StepBuffers(self.config)]
+        self.buffers = [StepBuffers(self.config, page_lists=page_lists) for _ in range(2)]
         self.steps = 0
         self.random = np.random.default_rng(5)
         self.outcomes = np.full(self.config.max_num_seqs, OUTCOME_OK, np.uint8)
@@ -86,15 +86,17 @@ def microseconds(case: str, seconds: list[float]) -> Result:
     return Result(case, "plan_apply", statistics.median(seconds) * 1e6, "us", len(seconds))
 
 
-def decode_step(num_seqs: int, count: int) -> Result:
+def decode_step(num_seqs: int, count: int, *, page_lists: bool = False) -> Result:
     driver = Driver(
+        page_lists=page_lists,
         num_blocks=num_seqs * (128 + count + 200) // 16 + 4 * num_seqs,
         max_num_seqs=num_seqs,
         max_num_batched_tokens=max(8192, num_seqs),
         max_queued_requests=num_seqs,
     )
     driver.prefill(num_seqs, 128, count + 100)
-    return microseconds(f"decode_step_{num_seqs}", driver.time_decodes(num_seqs, count))
+    name = f"decode_step_{num_seqs}" + ("_page_lists" if page_lists else "")
+    return microseconds(name, driver.time_decodes(num_seqs, count))
 
 
 def decode_step_full_pool(num_blocks: int, name: str, count: int = 1000) -> Result:
@@ -183,6 +185,7 @@ def recompute_tax() -> list[Result]:
 
 CASES: dict[str, Callable[[], Result | list[Result]]] = {
     "decode_step_256": lambda: decode_step(256, 2000),
+    "decode_step_256_page_lists": lambda: decode_step(256, 2000, page_lists=True),
     "decode_step_4096": lambda: decode_step(4096, 200),
     "decode_step_256_full_pool_4k": lambda: decode_step_full_pool(4_096, "4k", 200),
     "decode_step_256_full_pool_32k": lambda: decode_step_full_pool(32_768, "32k"),

@@ -47,6 +47,7 @@ class StepBuffers:
         placed_children: _Array,
         placed_rows: _Array,
         finish_reasons: _Array,
+        page_lists: tuple[_Array, _Array, _Array] | None = None,
     ) -> StepBuffers: ...
 
 @final

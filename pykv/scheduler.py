@@ -34,6 +34,7 @@ from pykv import _core
 from pykv._core import Plan, RequestSummary, SchedulerStats
 from pykv.errors import ConfigError, InvalidRequestError
 from pykv.recording import Recording
+from pykv.step_buffers import StepBuffers
 from pykv.token_array import as_token_array
 
 if TYPE_CHECKING:
@@ -198,55 +199,6 @@ def _check_groups(groups: tuple[int | None, ...]) -> None:
         ):
             continue
         raise ConfigError(f"groups is {groups!r}: allowed are None and windows of 1 to {2**30} tokens")
-
-
-class StepBuffers:
-    """The host arrays of one step, allocated once; `Scheduler.plan` fills their beginnings.
-
-    Two of them, used in turn, let a step be read while the next one is planned. `block_tables` is written by change
-    only: leave it as it is. The arrays may be wrapped (`torch.from_numpy`) and must not be resized.
-
-    Attributes:
-        token_ids, positions: int64 [max_num_batched_tokens].
-        slot_mapping: int64 [max_num_batched_tokens]; slot = block_id * block_size + offset. With several layer groups
-            [len(groups), max_num_batched_tokens].
-        query_starts: int32 [max_num_seqs + 1]; batch row i computes tokens query_starts[i] to query_starts[i + 1].
-        seq_lens: int32 [max_num_seqs]; tokens of batch row i whose K and V are there after this step.
-        table_rows: int32 [max_num_seqs]; the row of block_tables that batch row i reads.
-        block_tables: int32 [max_num_seqs, max_blocks_per_seq]; what lies beyond a sequence's length has no meaning, and
-            the null block 0 stands for what left a window. With several layer groups [len(groups), ...].
-        swap_out_pairs: int64 [num_host_blocks, 2]; (device, host) blocks to copy first of all.
-        swap_in_pairs: int64 [num_host_blocks, 2]; (host, device) blocks to copy next.
-        copy_pairs: int64 [len(groups) * max_num_seqs, 2]; (source, target) blocks to copy then, in this order,
-            before the model runs.
-        sample_indices: int64 [max_num_seqs]; after which of the step's tokens each sample is drawn.
-        sample_rows: int32 [max_num_seqs]; the row of the sequence that gets the sample.
-        sample_positions: int64 [max_num_seqs]; the place in its sequence that the sampled token takes.
-        placed_requests: int64, placed_children, placed_rows: int32 [max_num_seqs]; who got a row in this plan.
-        finish_reasons: uint8 [max_num_seqs]; filled by `Scheduler.apply`, a `FinishReason` a sample.
-    """
-
-    def __init__(self, config: SchedulerConfig) -> None:
-        tokens, rows = config.max_num_batched_tokens, config.max_num_seqs
-        groups = () if len(config.groups) == 1 else (len(config.groups),)
-        self.token_ids = np.zeros(tokens, np.int64)
-        self.positions = np.zeros(tokens, np.int64)
-        self.slot_mapping = np.zeros((*groups, tokens), np.int64)
-        self.query_starts = np.zeros(rows + 1, np.int32)
-        self.seq_lens = np.zeros(rows, np.int32)
-        self.table_rows = np.zeros(rows, np.int32)
-        self.block_tables = np.zeros((*groups, rows, config.max_blocks_per_seq), np.int32)
-        self.swap_out_pairs = np.zeros((config.num_host_blocks, 2), np.int64)
-        self.swap_in_pairs = np.zeros((config.num_host_blocks, 2), np.int64)
-        self.copy_pairs = np.zeros((len(config.groups) * rows, 2), np.int64)
-        self.sample_indices = np.zeros(rows, np.int64)
-        self.sample_rows = np.zeros(rows, np.int32)
-        self.sample_positions = np.zeros(rows, np.int64)
-        self.placed_requests = np.zeros(rows, np.int64)
-        self.placed_children = np.zeros(rows, np.int32)
-        self.placed_rows = np.zeros(rows, np.int32)
-        self.finish_reasons = np.zeros(rows, np.uint8)
-        self._native = _core.StepBuffers(**vars(self))
 
 
 class Scheduler:

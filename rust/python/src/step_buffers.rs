@@ -2,11 +2,14 @@
 
 use std::sync::Mutex;
 
-use pykv_core::scheduler::{StepArrays, TableSync};
+use pykv_core::scheduler::{PageLists, StepArrays, TableSync};
 use pyo3::buffer::PyBuffer;
 use pyo3::prelude::*;
 
 use crate::convert::cells;
+
+/// `kv_indptr`, `kv_indices` and `kv_last_page_len`.
+type PageListBuffers = (PyBuffer<i32>, PyBuffer<i32>, PyBuffer<i32>);
 
 /// The arrays that a plan fills, and what stands in the block tables already.
 #[pyclass(frozen, module = "pykv._core")]
@@ -27,6 +30,7 @@ pub(crate) struct StepBuffers {
     placed_requests: PyBuffer<i64>,
     placed_children: PyBuffer<i32>,
     placed_rows: PyBuffer<i32>,
+    page_lists: Option<PageListBuffers>,
     pub(crate) finish_reasons: PyBuffer<u8>,
     pub(crate) sync: Mutex<TableSync>,
 }
@@ -37,7 +41,7 @@ impl StepBuffers {
     #[expect(clippy::too_many_arguments, reason = "one argument an array, named at the only call")]
     #[pyo3(signature = (*, token_ids, positions, slot_mapping, query_starts, seq_lens, table_rows,
         block_tables, swap_out_pairs, swap_in_pairs, copy_pairs, sample_indices, sample_rows, sample_positions, placed_requests, placed_children,
-        placed_rows, finish_reasons))]
+        placed_rows, finish_reasons, page_lists=None))]
     fn new(
         token_ids: PyBuffer<i64>,
         positions: PyBuffer<i64>,
@@ -56,6 +60,7 @@ impl StepBuffers {
         placed_children: PyBuffer<i32>,
         placed_rows: PyBuffer<i32>,
         finish_reasons: PyBuffer<u8>,
+        page_lists: Option<PageListBuffers>,
     ) -> Self {
         Self {
             token_ids,
@@ -74,6 +79,7 @@ impl StepBuffers {
             placed_requests,
             placed_children,
             placed_rows,
+            page_lists,
             finish_reasons,
             sync: Mutex::new(TableSync::default()),
         }
@@ -99,6 +105,15 @@ impl StepBuffers {
             placed_requests: cells(py, &self.placed_requests, "placed_requests")?,
             placed_children: cells(py, &self.placed_children, "placed_children")?,
             placed_rows: cells(py, &self.placed_rows, "placed_rows")?,
+            page_lists: self.page_lists.as_ref().map(|lists| page_lists(py, lists)).transpose()?,
         })
     }
+}
+
+fn page_lists<'py>(py: Python<'py>, lists: &'py PageListBuffers) -> PyResult<PageLists<'py>> {
+    Ok(PageLists {
+        kv_indptr: cells(py, &lists.0, "kv_indptr")?,
+        kv_indices: cells(py, &lists.1, "kv_indices")?,
+        kv_last_page_len: cells(py, &lists.2, "kv_last_page_len")?,
+    })
 }

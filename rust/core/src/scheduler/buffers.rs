@@ -5,11 +5,13 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::config::SchedulerConfig;
+use super::pages::{OwnedPageLists, PageLists, PageSync};
 use super::step::Plan;
 use crate::error::{Error, Result};
 
 impl StepArrays<'_> {
-    /// Visits everything that a plan has filled but the block tables, which are written by change.
+    /// Visits everything that a plan has filled but the block tables, which are written by change, and the page lists,
+    /// which say the same.
     pub(crate) fn visit_filled(&self, plan: &Plan, config: &SchedulerConfig, mut visit: impl FnMut(i64)) {
         let (rows, samples, placed) = (plan.num_batch_rows, plan.num_samples, plan.num_placed);
         let long = [
@@ -46,6 +48,8 @@ macro_rules! step_arrays {
         #[derive(Clone, Copy)]
         pub struct StepArrays<'a> {
             $($(#[$doc])* pub $name: &'a [Cell<$kind>],)*
+            /// The block tables once more, as page lists, for who asks for them.
+            pub page_lists: Option<PageLists<'a>>,
         }
 
         impl StepArrays<'_> {
@@ -57,7 +61,10 @@ macro_rules! step_arrays {
                 $(check_length(stringify!($name), self.$name.len(), $length(config))?;)*
                 // Rows stand one after the other: with other columns they would lie elsewhere.
                 let (array, length, needed) = ("block_tables", self.block_tables.len(), table(config));
-                if length == needed { Ok(()) } else { Err(Error::ArrayLength { array, length, needed }) }
+                if length != needed {
+                    return Err(Error::ArrayLength { array, length, needed });
+                }
+                self.page_lists.map_or(Ok(()), |lists| lists.check(config))
             }
         }
 
@@ -65,17 +72,27 @@ macro_rules! step_arrays {
         #[derive(Clone, Debug)]
         pub struct OwnedArrays {
             $($(#[$doc])* pub $name: Vec<$kind>,)*
+            /// The block tables once more, as page lists, for who asks for them.
+            pub page_lists: Option<OwnedPageLists>,
         }
 
         impl OwnedArrays {
             /// Arrays that fit any step under this configuration.
             pub fn new(config: &SchedulerConfig) -> Self {
-                Self { $($name: vec![0; $length(config)],)* }
+                Self { $($name: vec![0; $length(config)],)* page_lists: None }
+            }
+
+            /// The same with page lists.
+            pub fn with_page_lists(config: &SchedulerConfig) -> Self {
+                Self { page_lists: Some(OwnedPageLists::new(config)), ..Self::new(config) }
             }
 
             /// The same memory, as a plan wants it.
             pub fn borrow(&mut self) -> StepArrays<'_> {
-                StepArrays { $($name: Cell::from_mut(self.$name.as_mut_slice()).as_slice_of_cells(),)* }
+                StepArrays {
+                    $($name: Cell::from_mut(self.$name.as_mut_slice()).as_slice_of_cells(),)*
+                    page_lists: self.page_lists.as_mut().map(OwnedPageLists::borrow),
+                }
             }
         }
     };
@@ -148,10 +165,11 @@ fn check_length(array: &'static str, length: usize, needed: usize) -> Result<()>
     if length < needed { Err(Error::ArrayLength { array, length, needed }) } else { Ok(()) }
 }
 
-/// What stands in one caller's `block_tables`: a plan writes only what is new to it.
+/// What stands in one caller's `block_tables` and `kv_indices`: a plan writes only what is new to them.
 #[derive(Clone, Debug, Default)]
 pub struct TableSync {
     rows: Vec<Synced>,
+    pub(super) pages: PageSync,
     /// Whose tables stand there.
     owner: Option<Identity>,
 }
@@ -173,6 +191,7 @@ impl TableSync {
         if !self.owner.as_ref().is_some_and(|other| Arc::ptr_eq(&other.0, &owner.0)) {
             self.rows.clear();
             self.rows.resize(num_rows, Synced::default());
+            self.pages.clear();
             self.owner = Some(owner.clone());
         }
     }

@@ -472,6 +472,9 @@ impl Scheduler {
         write_copies(&step.swap_ins, arrays.swap_in_pairs);
         write_copies(&step.copies, arrays.copy_pairs);
         write_placed(step, arrays);
+        if let Some(lists) = arrays.page_lists {
+            lists.write(step, &self.sequences, &self.config, &mut sync.pages);
+        }
     }
 
     fn write_tokens(

@@ -75,7 +75,7 @@ pub(crate) struct Engine {
 
 impl Engine {
     pub(crate) fn new(config: SchedulerConfig) -> Self {
-        let arrays = [OwnedArrays::new(&config), OwnedArrays::new(&config)];
+        let arrays = [OwnedArrays::with_page_lists(&config), OwnedArrays::with_page_lists(&config)];
         Self {
             outputs: HashMap::new(),
             ended: Vec::new(),
@@ -125,7 +125,25 @@ impl Engine {
             let sequence = (arrays.placed_requests[index] as u64, arrays.placed_children[index] as u32);
             self.placed.insert(arrays.placed_rows[index], sequence);
         }
-        plan
+        plan.inspect(|plan| self.check_page_lists(arrays, plan))
+    }
+
+    /// The page lists say the same as the block tables.
+    fn check_page_lists(&self, arrays: &OwnedArrays, plan: &Plan) {
+        let lists = arrays.page_lists.as_ref().unwrap();
+        assert_eq!(lists.kv_indptr[0], 0);
+        for batch_row in 0..plan.num_batch_rows {
+            let blocks = lists.kv_indptr[batch_row] as usize..lists.kv_indptr[batch_row + 1] as usize;
+            let last = lists.kv_last_page_len[batch_row] as usize;
+            assert_eq!((blocks.len() - 1) * self.block_size + last, arrays.seq_lens[batch_row] as usize);
+            assert!((1..=self.block_size).contains(&last));
+            for group in 0..self.config.groups.len() {
+                let table = &arrays.block_tables[group * self.config.max_num_seqs * self.columns..];
+                let line = &table[arrays.table_rows[batch_row] as usize * self.columns..][..blocks.len()];
+                let list = group * self.config.max_num_seqs * self.columns;
+                assert_eq!(lists.kv_indices[list..][blocks.clone()], *line);
+            }
+        }
     }
 
     /// Runs the model: copies blocks, writes every token's slot, then reads the history of each sample.
