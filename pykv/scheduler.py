@@ -85,6 +85,8 @@ class FinishReason(enum.IntEnum):
     """The sample or its batch row failed; the token does not count."""
     VOID = 5
     """The token does not count and will be sampled again: a failed row should have computed what it was drawn from."""
+    REJECTED = 6
+    """The token does not count: it follows a draft that was not accepted, or the end of its sequence."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -103,6 +105,7 @@ class SchedulerConfig:
         max_num_seqs: sequences that run at once: rows of the block tables.
         max_num_batched_tokens: tokens that one step computes.
         max_chunk_tokens: tokens of one sequence that one step computes; None: no cap but the step's.
+        num_lookahead_tokens: drafts that one sequence may have checked in a step (`propose`); 0: no speculation.
         max_model_len: tokens of one sequence, prompt and output together.
         watermark: share of the blocks, from 0 to below 1, that an admission leaves untouched while others run.
         admission: "forecast": a sequence starts when the worst moment to come fits the pool too, if outputs turn out as
@@ -127,6 +130,7 @@ class SchedulerConfig:
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 2048
     max_chunk_tokens: int | None = None
+    num_lookahead_tokens: int = 0
     max_model_len: int = 8192
     watermark: float = 0.01
     admission: str = "forecast"
@@ -145,6 +149,7 @@ class SchedulerConfig:
             "max_num_seqs": (1, 2**20),
             "max_num_batched_tokens": (1, 2**30),
             "max_chunk_tokens": (1, 2**30),
+            "num_lookahead_tokens": (0, 1024),
             "max_model_len": (2, 2**30),
             "max_passes": (0, 2**30),
             "max_queued_requests": (1, 2**30),
@@ -293,12 +298,34 @@ class Scheduler:
             self._recording.write_pending()
         return self._native.plan(buffers._native, now)
 
+    def propose(self, rows: NDArray[np.int32], starts: NDArray[np.int32], tokens: NDArray[np.int64]) -> None:
+        """Proposes what running sequences may go on with: the next plan computes it behind their last token.
+
+        Each plan forgets what was proposed before it, used or not. A row whose sequence has ended, or that has more
+        than one token to compute, is passed over. Drafts are cut where the step's budget, the free or idle blocks, or
+        the sequence's limit end; they preempt nobody.
+
+        In the plan, the `num_draft_rows` batch rows after the decodes have the last token and the drafts, with a sample
+        for each: the first of row i is `np.searchsorted(buffers.sample_indices[: plan.num_samples],
+        buffers.query_starts[i])`.
+
+        Args:
+            rows: int32 [n], rows of the block tables (as in `sample_rows`), each at most once.
+            starts: int32 [n + 1]; rows[i] gets tokens[starts[i] : starts[i + 1]], at most `num_lookahead_tokens`.
+            tokens: int64, token ids.
+
+        Raises:
+            StepError: a step is in flight, or an array does not fit; nothing was changed.
+        """
+        self._native.propose(rows, starts, tokens)
+
     def apply(
         self,
         plan: Plan,
         sampled: NDArray[np.int64],
         outcomes: NDArray[np.uint8],
         failed_rows: NDArray[np.int32] | None = None,
+        accepted: NDArray[np.int32] | None = None,
     ) -> list[RequestSummary]:
         """Takes in what a step gave: appends tokens, ends what is done, makes full blocks findable.
 
@@ -309,6 +336,8 @@ class Scheduler:
             sampled: int64 [num_samples], a token for each sample.
             outcomes: uint8 [num_samples], `OUTCOME_OK`, `OUTCOME_STOP` or `OUTCOME_FAILED`.
             failed_rows: int32, batch rows that failed as a whole, with or without a sample.
+            accepted: int32 [num_batch_rows], how many of each row's drafts are accepted; the samples that check those
+                must be the drafts themselves. The sample after them counts too, no later one. None: as many as agree.
 
         Returns:
             The requests that have ended since the last call; their blocks were given back.
@@ -316,7 +345,7 @@ class Scheduler:
         Raises:
             StepError: the plan is not in flight, or an array does not fit it; nothing was changed.
         """
-        return self._native.apply(plan, sampled, outcomes, failed_rows)
+        return self._native.apply(plan, sampled, outcomes, failed_rows, accepted)
 
     def discard(self, plan: Plan) -> None:
         """Takes a step back that failed as a whole: nothing of it was computed.

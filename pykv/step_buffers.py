@@ -55,11 +55,12 @@ class StepBuffers:
         swap_in_pairs: int64 [num_host_blocks, 2]; (host, device) blocks to copy next.
         copy_pairs: int64 [len(groups) * max_num_seqs, 2]; (source, target) blocks to copy then, in this order,
             before the model runs.
-        sample_indices: int64 [max_num_seqs]; after which of the step's tokens each sample is drawn.
-        sample_rows: int32 [max_num_seqs]; the row of the sequence that gets the sample.
-        sample_positions: int64 [max_num_seqs]; the place in its sequence that the sampled token takes.
+        sample_indices: int64 [max_num_samples]; after which of the step's tokens each sample is drawn;
+            max_num_samples = max_num_seqs * (1 + num_lookahead_tokens).
+        sample_rows: int32 [max_num_samples]; the row of the sequence that gets the sample.
+        sample_positions: int64 [max_num_samples]; the place in its sequence that the sampled token takes.
         placed_requests: int64, placed_children, placed_rows: int32 [max_num_seqs]; who got a row in this plan.
-        finish_reasons: uint8 [max_num_seqs]; filled by `Scheduler.apply`, a `FinishReason` a sample.
+        finish_reasons: uint8 [max_num_samples]; filled by `Scheduler.apply`, a `FinishReason` a sample.
 
     Raises:
         StepError: one of `arrays` is unknown, is read-only, not contiguous or a copy, overlaps another one, or has
@@ -115,6 +116,7 @@ class StepBuffers:
 
 def _layout(config: SchedulerConfig) -> _Layout:
     groups = () if len(config.groups) == 1 else (len(config.groups),)
+    samples = config.max_num_seqs * (1 + config.num_lookahead_tokens)
     tokens, rows, blocks = config.max_num_batched_tokens, config.max_num_seqs, config.max_blocks_per_seq
     return {
         "token_ids": (np.int64, (tokens,)),
@@ -130,13 +132,13 @@ def _layout(config: SchedulerConfig) -> _Layout:
         "swap_out_pairs": (np.int64, (config.num_host_blocks, 2)),
         "swap_in_pairs": (np.int64, (config.num_host_blocks, 2)),
         "copy_pairs": (np.int64, (len(config.groups) * rows, 2)),
-        "sample_indices": (np.int64, (rows,)),
-        "sample_rows": (np.int32, (rows,)),
-        "sample_positions": (np.int64, (rows,)),
+        "sample_indices": (np.int64, (samples,)),
+        "sample_rows": (np.int32, (samples,)),
+        "sample_positions": (np.int64, (samples,)),
         "placed_requests": (np.int64, (rows,)),
         "placed_children": (np.int32, (rows,)),
         "placed_rows": (np.int32, (rows,)),
-        "finish_reasons": (np.uint8, (rows,)),
+        "finish_reasons": (np.uint8, (samples,)),
     }
 
 

@@ -47,7 +47,7 @@ def test_a_changed_recording_is_refused(tmp_path: Path) -> None:
         replay_recording(path)
 
 
-@pytest.mark.parametrize("content", [b"", b"not a recording at all", b"pykv-recording-1\xff\xff"])
+@pytest.mark.parametrize("content", [b"", b"not a recording at all", b"pykv-recording-2\xff\xff"])
 def test_what_is_no_recording_is_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "run.pykv"
     path.write_bytes(content)

@@ -371,3 +371,46 @@ def test_a_scheduler_gives_its_memory_back() -> None:
 
     before = create_and_drop(100)
     assert create_and_drop(900) - before < 16 * 2**20
+
+
+def test_drafts_are_checked_in_one_step_and_what_agrees_counts() -> None:
+    scheduler = Scheduler(small_config(num_lookahead_tokens=3))
+    buffers = StepBuffers(scheduler.config)
+    for token in (1, 2):
+        scheduler.submit([token, 8, 9], max_tokens=9)
+    plan = scheduler.plan(buffers)
+    assert plan is not None
+    apply_all(scheduler, plan)
+    row = buffers.sample_rows[1]
+    scheduler.propose(np.array([row], np.int32), np.array([0, 3], np.int32), np.array([10, 11, 12]))
+    plan = scheduler.plan(buffers)
+    assert plan is not None
+    assert (plan.num_decodes, plan.num_draft_rows, plan.num_samples) == (1, 1, 5)
+    assert buffers.token_ids[1:5].tolist() == [7, 10, 11, 12]
+    first = np.searchsorted(buffers.sample_indices[: plan.num_samples], buffers.query_starts[1])
+    assert first == 1
+    sampled = np.array([7, 10, 11, 13, 14])
+    accepted = np.array([0, 2], np.int32)
+    with pytest.raises(StepError, match=r"accepted\[1\] is 3: allowed is at most"):
+        scheduler.apply(plan, sampled, np.zeros(5, np.uint8), accepted=accepted + np.int32([0, 1]))
+    with pytest.raises(StepError, match=r"accepted\[0\] is -1"):
+        scheduler.apply(plan, sampled, np.zeros(5, np.uint8), accepted=accepted - np.int32(1))
+    scheduler.apply(plan, sampled, np.zeros(5, np.uint8), accepted=accepted)
+    reasons = [FinishReason(reason) for reason in buffers.finish_reasons[:5]]
+    assert reasons == [FinishReason.NONE] * 4 + [FinishReason.REJECTED]
+    stats = scheduler.stats()
+    assert (stats.draft_tokens, stats.accepted_draft_tokens) == (3, 2)
+    plan = scheduler.plan(buffers)
+    assert buffers.token_ids[:2].tolist() == [7, 13]
+    assert buffers.positions[:2].tolist() == [4, 6]
+
+
+def test_a_proposal_that_does_not_fit_is_refused_by_name() -> None:
+    scheduler = Scheduler(small_config(num_lookahead_tokens=3))
+    no_tokens = np.array([], np.int64)
+    with pytest.raises(StepError, match=r"rows\[0\] is -1: allowed is a row of the block tables"):
+        scheduler.propose(np.array([-1], np.int32), np.array([0, 0], np.int32), no_tokens)
+    with pytest.raises(StepError, match=r"starts\[1\] is 4: allowed is .* num_lookahead_tokens"):
+        scheduler.propose(np.array([0], np.int32), np.array([0, 4], np.int32), np.zeros(4, np.int64))
+    with pytest.raises(StepError, match=r"tokens\[0\] is -5"):
+        scheduler.propose(np.array([0], np.int32), np.array([0, 1], np.int32), np.array([-5]))

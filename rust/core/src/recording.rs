@@ -19,8 +19,8 @@ use writer::Writer;
 use crate::error::Result;
 use crate::policy::preemption::Costs;
 use crate::scheduler::{
-    FinishReason, Plan, RequestSummary, Sampled, Scheduler, SchedulerConfig, StepArrays, Submission,
-    TableSync,
+    FinishReason, Plan, Proposal, RequestSummary, Sampled, Scheduler, SchedulerConfig, StepArrays,
+    Submission, TableSync,
 };
 use crate::units::RequestId;
 
@@ -38,12 +38,13 @@ pub(crate) enum Verb {
     TakeEnded,
     ResetPrefixCache,
     SetCosts,
+    Propose,
 }
 
 impl Verb {
     fn from_number(number: u8) -> Option<Self> {
-        use Verb::{Abort, Apply, Discard, Plan, ResetPrefixCache, SetCosts, Submit, TakeEnded};
-        let all = [Submit, Abort, Plan, Apply, Discard, TakeEnded, ResetPrefixCache, SetCosts];
+        use Verb::{Abort, Apply, Discard, Plan, Propose, ResetPrefixCache, SetCosts, Submit, TakeEnded};
+        let all = [Submit, Abort, Plan, Apply, Discard, TakeEnded, ResetPrefixCache, SetCosts, Propose];
         all.into_iter().find(|verb| *verb as u8 == number)
     }
 }
@@ -123,6 +124,16 @@ impl RecordedScheduler {
         } else {
             self.calls += 1;
         }
+        result
+    }
+
+    /// See [`Scheduler::propose`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn propose(&mut self, proposal: Proposal<'_>) -> Result<()> {
+        let result = self.scheduler.propose(proposal);
+        self.record(|writer| writer.propose(&proposal, digest_of(&result)));
         result
     }
 

@@ -201,6 +201,7 @@ fn act(engine: &mut Engine, submitted: &mut Vec<Submitted>, action: &Action) {
                 ..Submission::new(&prompt)
             };
             if let Ok(request) = engine.scheduler.submit(submission) {
+                engine.prompts.insert(request.get(), prompt.clone());
                 submitted.push(Submitted { request, prompt, max_tokens, samples });
             }
         }
@@ -279,6 +280,8 @@ proptest! {
         num_host_blocks in 0..12usize,
         max_passes in 0..3usize,
         preempt_lower_ranks in any::<bool>(),
+        num_lookahead_tokens in prop_oneof![2 => Just(0usize), 3 => 1..6usize],
+        draft_seed in any::<u64>(),
         actions in prop::collection::vec(action(), 1..120),
     ) {
         let num_blocks = groups.len() * (64usize.div_ceil(block_size) + 1 + spare);
@@ -292,11 +295,13 @@ proptest! {
             num_host_blocks,
             preemption: PreemptionMode::Swap,
             preempt_lower_ranks,
+            num_lookahead_tokens,
             admission: if forecast { AdmissionPolicy::Forecast } else { AdmissionPolicy::Watermark },
             hash_mask: if collide { 1 } else { u64::MAX },
             ..config(num_blocks, block_size)
         };
         let mut engine = Engine::new(config);
+        engine.draft_seed = draft_seed;
         let mut submitted = Vec::new();
         for action in &actions {
             act(&mut engine, &mut submitted, action);

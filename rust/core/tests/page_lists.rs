@@ -41,7 +41,7 @@ impl Run {
 
     fn apply(&mut self, plan: Plan) {
         let (tokens, outcomes) = (vec![7; plan.num_samples], vec![Outcome::Ok; plan.num_samples]);
-        let sampled = Sampled { tokens: &tokens, outcomes: &outcomes, failed_rows: &[] };
+        let sampled = Sampled { tokens: &tokens, outcomes: &outcomes, failed_rows: &[], accepted: None };
         self.scheduler.apply(plan.id, sampled, |_, _| ()).unwrap();
     }
 

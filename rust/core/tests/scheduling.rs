@@ -325,10 +325,10 @@ fn verbs_in_the_wrong_order_change_nothing() {
         scheduler.plan(&arrays.borrow(), &mut sync, 0.0).unwrap_err(),
         Error::StepInFlight { plan: plan.id }
     );
-    let nothing = Sampled { tokens: &[], outcomes: &[], failed_rows: &[] };
+    let nothing = Sampled { tokens: &[], outcomes: &[], failed_rows: &[], accepted: None };
     let error = scheduler.apply(plan.id, nothing, |_, _| ()).unwrap_err();
     assert_eq!(error, Error::ArrayLength { array: "sampled", length: 0, needed: 1 });
-    let one = Sampled { tokens: &[1], outcomes: &[Outcome::Ok], failed_rows: &[] };
+    let one = Sampled { tokens: &[1], outcomes: &[Outcome::Ok], failed_rows: &[], accepted: None };
     assert!(scheduler.apply(plan.id + 1, one, |_, _| ()).is_err());
     let wild = Sampled { failed_rows: &[1], ..one };
     assert!(matches!(scheduler.apply(plan.id, wild, |_, _| ()), Err(Error::ArrayValue { .. })));

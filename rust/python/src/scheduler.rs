@@ -4,8 +4,8 @@ use pykv_core::policy::order::QueueOrder;
 use pykv_core::policy::preemption::{Costs, PreemptionMode};
 use pykv_core::recording::{self, RecordedScheduler};
 use pykv_core::scheduler::{
-    AdmissionPolicy, FinishReason, Outcome, Plan as CorePlan, RequestSummary as CoreSummary, Sampled,
-    SchedulerStats as CoreStats, Submission,
+    AdmissionPolicy, FinishReason, Outcome, Plan as CorePlan, Proposal, RequestSummary as CoreSummary,
+    Sampled, SchedulerStats as CoreStats, Submission,
 };
 use pykv_core::{Error, LayerGroup, RequestId, SchedulerConfig, TokenId};
 use pyo3::buffer::{PyBuffer, ReadOnlyCell};
@@ -23,6 +23,7 @@ struct Plan {
     num_tokens: usize,
     num_batch_rows: usize,
     num_decodes: usize,
+    num_draft_rows: usize,
     num_samples: usize,
     num_swap_outs: usize,
     num_swap_ins: usize,
@@ -68,6 +69,8 @@ struct SchedulerStats {
     host_blocks_free: usize,
     prefix_queried_tokens: u64,
     prefix_hit_tokens: u64,
+    draft_tokens: u64,
+    accepted_draft_tokens: u64,
     evictions: u64,
     peak_blocks_active: usize,
     peak_tokens_held: usize,
@@ -82,6 +85,9 @@ struct Scratch {
     tokens: Vec<TokenId>,
     outcomes: Vec<Outcome>,
     failed_rows: Vec<usize>,
+    accepted: Vec<usize>,
+    rows: Vec<usize>,
+    starts: Vec<usize>,
 }
 
 struct Inner {
@@ -129,7 +135,7 @@ impl Scheduler {
     #[new]
     #[expect(clippy::too_many_arguments, reason = "one argument an option, named at the only call")]
     #[pyo3(signature = (*, num_blocks, num_host_blocks, preemption, block_size, windows, max_num_seqs, max_num_batched_tokens, max_chunk_tokens,
-        max_model_len, watermark, admission, queue_order, max_passes, preempt_lower_ranks, enable_prefix_caching,
+        num_lookahead_tokens, max_model_len, watermark, admission, queue_order, max_passes, preempt_lower_ranks, enable_prefix_caching,
         max_queued_requests, max_queued_tokens, hash_seed))]
     fn new(
         num_blocks: usize,
@@ -140,6 +146,7 @@ impl Scheduler {
         max_num_seqs: usize,
         max_num_batched_tokens: usize,
         max_chunk_tokens: usize,
+        num_lookahead_tokens: usize,
         max_model_len: usize,
         watermark: f64,
         admission: &str,
@@ -160,6 +167,7 @@ impl Scheduler {
             max_num_seqs,
             max_num_batched_tokens,
             max_chunk_tokens,
+            num_lookahead_tokens,
             max_model_len,
             watermark,
             admission: AdmissionPolicy::from_name(admission).map_err(|error| exception(&error))?,
@@ -232,7 +240,26 @@ impl Scheduler {
         Ok(plan.map(|plan| Plan::new(plan, buffers.clone().unbind())))
     }
 
-    #[pyo3(signature = (plan, sampled, outcomes, failed_rows=None))]
+    fn propose(
+        &self,
+        py: Python<'_>,
+        rows: PyBuffer<i32>,
+        starts: PyBuffer<i32>,
+        tokens: PyBuffer<i64>,
+    ) -> PyResult<()> {
+        let (rows, starts) = (read(py, &rows, "rows")?, read(py, &starts, "starts")?);
+        let tokens = read(py, &tokens, "tokens")?;
+        self.inner.call(py, |inner| {
+            let scratch = &mut inner.scratch;
+            convert_places(&mut scratch.rows, rows, "rows", "a row of the block tables")?;
+            convert_places(&mut scratch.starts, starts, "starts", "a place in tokens")?;
+            convert_tokens(&mut scratch.tokens, tokens, "tokens")?;
+            let Scratch { rows, starts, tokens, .. } = scratch;
+            inner.core.propose(Proposal { rows, starts, tokens })
+        })
+    }
+
+    #[pyo3(signature = (plan, sampled, outcomes, failed_rows=None, accepted=None))]
     fn apply(
         &self,
         py: Python<'_>,
@@ -240,16 +267,24 @@ impl Scheduler {
         sampled: PyBuffer<i64>,
         outcomes: PyBuffer<u8>,
         failed_rows: Option<PyBuffer<i32>>,
+        accepted: Option<PyBuffer<i32>>,
     ) -> PyResult<Vec<RequestSummary>> {
         let sampled = read(py, &sampled, "sampled")?;
         let outcomes = read(py, &outcomes, "outcomes")?;
         let failed_rows = failed_rows.as_ref().map(|rows| read(py, rows, "failed_rows")).transpose()?;
+        let accepted = accepted.as_ref().map(|counts| read(py, counts, "accepted")).transpose()?;
         let reasons = cells(py, &plan.buffers.get().finish_reasons, "finish_reasons")?;
         let ended = self.inner.call(py, |inner| {
-            inner.scratch.fill(sampled, outcomes, failed_rows.unwrap_or_default())?;
-            let Scratch { tokens, outcomes, failed_rows } = &inner.scratch;
+            inner.scratch.fill(
+                sampled,
+                outcomes,
+                failed_rows.unwrap_or_default(),
+                accepted.unwrap_or_default(),
+            )?;
+            let Scratch { tokens, outcomes, failed_rows, .. } = &inner.scratch;
             needed("finish_reasons", reasons.len(), tokens.len())?;
-            let sampled = Sampled { tokens, outcomes, failed_rows };
+            let accepted = accepted.map(|_| inner.scratch.accepted.as_slice());
+            let sampled = Sampled { tokens, outcomes, failed_rows, accepted };
             inner
                 .core
                 .apply(plan.id, sampled, |sample, reason: FinishReason| reasons[sample].set(reason as u8))
@@ -319,6 +354,7 @@ impl Plan {
             num_tokens: plan.num_tokens,
             num_batch_rows: plan.num_batch_rows,
             num_decodes: plan.num_decodes,
+            num_draft_rows: plan.num_draft_rows,
             num_samples: plan.num_samples,
             num_swap_outs: plan.num_swap_outs,
             num_swap_ins: plan.num_swap_ins,
@@ -368,6 +404,8 @@ impl SchedulerStats {
             host_blocks_free: stats.host_blocks_free,
             prefix_queried_tokens: stats.queried_tokens,
             prefix_hit_tokens: stats.hit_tokens,
+            draft_tokens: stats.draft_tokens,
+            accepted_draft_tokens: stats.accepted_draft_tokens,
             evictions: stats.evictions,
             peak_blocks_active: stats.peak.active_blocks,
             peak_tokens_held: stats.peak.held_tokens,
@@ -384,19 +422,36 @@ impl Scratch {
         sampled: &[ReadOnlyCell<i64>],
         outcomes: &[ReadOnlyCell<u8>],
         failed_rows: &[ReadOnlyCell<i32>],
+        accepted: &[ReadOnlyCell<i32>],
     ) -> pykv_core::Result<()> {
-        convert(&mut self.tokens, sampled, |index, value| {
-            TokenId::try_from(value)
-                .map_err(|_| wrong("sampled", index, value, "a token id from 0 to 4294967295"))
-        })?;
+        convert_tokens(&mut self.tokens, sampled, "sampled")?;
         convert(&mut self.outcomes, outcomes, |index, value| {
             Outcome::from_number(value).ok_or_else(|| wrong("outcomes", index, value.into(), "0, 1 or 2"))
         })?;
-        convert(&mut self.failed_rows, failed_rows, |index, value| {
-            usize::try_from(value)
-                .map_err(|_| wrong("failed_rows", index, value.into(), "a batch row of the plan"))
-        })
+        convert_places(&mut self.failed_rows, failed_rows, "failed_rows", "a batch row of the plan")?;
+        convert_places(&mut self.accepted, accepted, "accepted", "at least 0")
     }
+}
+
+fn convert_tokens(
+    target: &mut Vec<TokenId>,
+    tokens: &[ReadOnlyCell<i64>],
+    array: &'static str,
+) -> pykv_core::Result<()> {
+    convert(target, tokens, |index, value| {
+        TokenId::try_from(value).map_err(|_| wrong(array, index, value, "a token id from 0 to 4294967295"))
+    })
+}
+
+fn convert_places(
+    target: &mut Vec<usize>,
+    values: &[ReadOnlyCell<i32>],
+    array: &'static str,
+    allowed: &'static str,
+) -> pykv_core::Result<()> {
+    convert(target, values, |index, value| {
+        usize::try_from(value).map_err(|_| wrong(array, index, value.into(), allowed))
+    })
 }
 
 fn wrong(array: &'static str, index: usize, value: i64, allowed: &'static str) -> Error {

@@ -4,7 +4,9 @@ use super::{MAGIC, RecordedScheduler, Verb, digest_of, plan_digest};
 use crate::error::Error;
 use crate::groups::LayerGroup;
 use crate::policy::preemption::Costs;
-use crate::scheduler::{FinishReason, Outcome, OwnedArrays, Sampled, SchedulerConfig, Submission, TableSync};
+use crate::scheduler::{
+    FinishReason, Outcome, OwnedArrays, Proposal, Sampled, SchedulerConfig, Submission, TableSync,
+};
 use crate::units::RequestId;
 
 /// A recording that was replayed and agreed in every call.
@@ -80,6 +82,7 @@ impl Replay {
                 let result = self.scheduler.plan(&arrays, &mut self.sync, now);
                 plan_digest(&result, &arrays, self.scheduler.scheduler().config())
             }
+            Verb::Propose => self.propose(reader)?,
             Verb::Apply => self.apply(reader)?,
             Verb::Discard => digest_of(&self.scheduler.discard(reader.number()?)),
             Verb::TakeEnded => digest_of(&self.scheduler.take_ended()),
@@ -118,13 +121,24 @@ impl Replay {
         })))
     }
 
+    fn propose(&mut self, reader: &mut Reader<'_>) -> Result<u64, ReplayError> {
+        let rows = reader.list(|value| value as usize)?;
+        let starts = reader.list(|value| value as usize)?;
+        let tokens = reader.list(|value| value as u32)?;
+        let proposal = Proposal { rows: &rows, starts: &starts, tokens: &tokens };
+        Ok(digest_of(&self.scheduler.propose(proposal)))
+    }
+
     fn apply(&mut self, reader: &mut Reader<'_>) -> Result<u64, ReplayError> {
         let plan = reader.number()?;
         let tokens = reader.list(|value| value as u32)?;
         let outcomes = reader.list(|value| Outcome::from_number(value as u8).unwrap_or(Outcome::Failed))?;
         let failed_rows = reader.list(|value| value as usize)?;
+        let has_accepted = reader.number()? != 0;
+        let accepted = reader.list(|value| value as usize)?;
         let mut reasons = xxhash_rust::xxh3::Xxh3::new();
-        let sampled = Sampled { tokens: &tokens, outcomes: &outcomes, failed_rows: &failed_rows };
+        let accepted = has_accepted.then_some(accepted.as_slice());
+        let sampled = Sampled { tokens: &tokens, outcomes: &outcomes, failed_rows: &failed_rows, accepted };
         let result =
             self.scheduler.apply(plan, sampled, |_, reason: FinishReason| reasons.update(&[reason as u8]));
         Ok(reasons.digest() ^ digest_of(&result))

@@ -13,6 +13,7 @@ fn config() -> SchedulerConfig {
         block_size: 4,
         max_num_seqs: 4,
         max_num_batched_tokens: 16,
+        num_lookahead_tokens: 2,
         max_model_len: 40,
         ..SchedulerConfig::default()
     }
@@ -31,6 +32,8 @@ fn record(token: u32) -> Vec<u8> {
     scheduler.submit(Submission::new(&[])).unwrap_err();
     scheduler.set_costs(Costs { seconds_per_token: 1.0, seconds_per_block: 0.5 });
     for round in 0..200 {
+        let drafts = Proposal { rows: &[0, 2], starts: &[0, 2, 3], tokens: &[7, 8, token + round as u32] };
+        scheduler.propose(drafts).unwrap();
         let Some(plan) = scheduler.plan(&arrays.borrow(), &mut sync, f64::from(round)).unwrap() else {
             break;
         };
@@ -42,7 +45,9 @@ fn record(token: u32) -> Vec<u8> {
         let tokens: Vec<u32> =
             (0..plan.num_samples as u32).map(|sample| token + sample + round as u32).collect();
         let outcomes = vec![Outcome::Ok; plan.num_samples];
-        let sampled = Sampled { tokens: &tokens, outcomes: &outcomes, failed_rows: &[] };
+        let accepted = vec![0; plan.num_batch_rows];
+        let accepted = (round % 2 == 0).then_some(accepted.as_slice());
+        let sampled = Sampled { tokens: &tokens, outcomes: &outcomes, failed_rows: &[], accepted };
         scheduler.apply(plan.id, sampled, |_, _| ()).unwrap();
     }
     assert!(scheduler.scheduler().stats().preemptions > 0);

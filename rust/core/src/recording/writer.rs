@@ -3,7 +3,7 @@
 use super::{MAGIC, Verb};
 use crate::groups::LayerGroup;
 use crate::policy::preemption::Costs;
-use crate::scheduler::{Sampled, SchedulerConfig, Submission};
+use crate::scheduler::{Proposal, Sampled, SchedulerConfig, Submission};
 use crate::units::RequestId;
 
 /// A group as a number: its window, or 0 for one that keeps all positions.
@@ -67,7 +67,17 @@ impl Writer {
         self.number(plan);
         self.list(sampled.tokens.len(), sampled.tokens.iter().map(|&token| u64::from(token)));
         self.list(sampled.outcomes.len(), sampled.outcomes.iter().map(|&outcome| outcome as u64));
-        self.list(sampled.failed_rows.len(), sampled.failed_rows.iter().map(|&row| row as u64));
+        self.places(sampled.failed_rows);
+        self.number(sampled.accepted.is_some().into());
+        self.places(sampled.accepted.unwrap_or_default());
+        self.digest(digest);
+    }
+
+    pub(super) fn propose(&mut self, proposal: &Proposal<'_>, digest: u64) {
+        self.verb(Verb::Propose);
+        self.places(proposal.rows);
+        self.places(proposal.starts);
+        self.list(proposal.tokens.len(), proposal.tokens.iter().map(|&token| u64::from(token)));
         self.digest(digest);
     }
 
@@ -109,6 +119,10 @@ impl Writer {
     fn list(&mut self, len: usize, values: impl Iterator<Item = u64>) {
         self.number(len as u64);
         values.for_each(|value| self.number(value));
+    }
+
+    fn places(&mut self, places: &[usize]) {
+        self.list(places.len(), places.iter().map(|&place| place as u64));
     }
 
     fn number(&mut self, mut value: u64) {

@@ -45,6 +45,8 @@ pub enum FinishReason {
     Error = 4,
     /// The token does not count and will be sampled again: what it was computed from was not.
     Void = 5,
+    /// The token does not count: it follows a draft that was not accepted, or the end of its sequence.
+    Rejected = 6,
 }
 
 /// The results of a step.
@@ -56,6 +58,8 @@ pub struct Sampled<'a> {
     pub outcomes: &'a [Outcome],
     /// Batch rows that failed as a whole, with or without a sample.
     pub failed_rows: &'a [usize],
+    /// For each batch row, how many of its drafts are accepted; none: as many as its samples agree with.
+    pub accepted: Option<&'a [usize]>,
 }
 
 impl Scheduler {
@@ -80,8 +84,14 @@ impl Scheduler {
             first = samples.end;
             let fate = self.fate(batch_row, scheduled, &sampled, &void);
             match fate {
+                FinishReason::None if self.sequences[scheduled.sequence].num_drafts > 0 => {
+                    let agreeing = self.agreeing(scheduled, &sampled.tokens[samples.clone()]);
+                    let accepted = sampled.accepted.map_or(agreeing, |accepted| accepted[batch_row]);
+                    self.settle_drafts(scheduled, samples.start, accepted, &sampled, &mut finished);
+                }
                 FinishReason::None => self.settle(scheduled, samples.start, &sampled, &mut finished),
                 reason => {
+                    self.keep_drafts(scheduled.sequence, 0);
                     let is_void = void.contains(&batch_row);
                     self.give_up(scheduled.sequence, reason, is_void);
                     samples.for_each(|sample| finished(sample, reason));
@@ -102,10 +112,11 @@ impl Scheduler {
         let mut step = std::mem::take(&mut self.step);
         let void = self.withdraw_failed(&step, |_| true);
         for (batch_row, scheduled) in step.rows.iter().enumerate() {
+            self.keep_drafts(scheduled.sequence, 0);
             let sequence = &mut self.sequences[scheduled.sequence];
             sequence.num_planned = sequence.num_computed;
             let came_back = step.swapped_in.iter().any(|(index, _)| *index == scheduled.sequence);
-            if !came_back && (void.contains(&batch_row) || step.copy_rows.contains(&batch_row)) {
+            if !came_back && (void.contains(&batch_row) || step.copied_for.contains(&scheduled.sequence)) {
                 self.preempt_without_copy(scheduled.sequence);
             }
         }
@@ -131,6 +142,24 @@ impl Scheduler {
                 let (array, allowed) = ("failed_rows", "a batch row of the plan");
                 return Err(Error::ArrayValue { array, index, value: row as i64, allowed });
             }
+        }
+        sampled.accepted.map_or(Ok(()), |accepted| self.check_accepted(sampled.tokens, accepted))
+    }
+
+    /// Whether no draft is accepted that a row's samples do not agree with: its K and V would be another token's.
+    fn check_accepted(&self, tokens: &[TokenId], accepted: &[usize]) -> Result<()> {
+        let (array, length, needed) = ("accepted", accepted.len(), self.step.rows.len());
+        if length != needed {
+            return Err(Error::ArrayLength { array, length, needed });
+        }
+        let mut first = 0;
+        for (index, (scheduled, &accepted)) in self.step.rows.iter().zip(accepted).enumerate() {
+            let agreeing = self.agreeing(scheduled, &tokens[first..first + scheduled.num_samples]);
+            if accepted > agreeing {
+                let allowed = "at most the row's drafts up to the first that differs from its sample";
+                return Err(Error::ArrayValue { array, index, value: accepted as i64, allowed });
+            }
+            first += scheduled.num_samples;
         }
         Ok(())
     }
@@ -195,7 +224,7 @@ impl Scheduler {
                 }
                 self.end_sequence(index);
             }
-            FinishReason::None | FinishReason::Stop | FinishReason::Length => {}
+            FinishReason::None | FinishReason::Stop | FinishReason::Length | FinishReason::Rejected => {}
         }
     }
 
@@ -226,7 +255,7 @@ impl Scheduler {
     }
 
     /// The step's tokens of a sequence are computed: counts them and publishes the blocks that they fill.
-    fn computed(&mut self, index: SeqIndex) {
+    pub(super) fn computed(&mut self, index: SeqIndex) {
         let sequence = &mut self.sequences[index];
         let again = sequence.num_planned.min(sequence.high_water).saturating_sub(sequence.num_computed);
         sequence.num_computed = sequence.num_planned;
@@ -257,6 +286,7 @@ impl Scheduler {
             max_len: leader.max_len,
             num_computed: leader.num_computed,
             num_planned: leader.num_planned,
+            num_drafts: 0,
             high_water: leader.high_water,
             tables: leader.tables.iter().map(BlockTable::fork).collect(),
             cursor: leader.cursor,
@@ -276,7 +306,7 @@ impl Scheduler {
     }
 
     /// Appends a sample, or ends its sequence.
-    fn accept(&mut self, index: SeqIndex, token: TokenId, outcome: Outcome) -> FinishReason {
+    pub(super) fn accept(&mut self, index: SeqIndex, token: TokenId, outcome: Outcome) -> FinishReason {
         if outcome == Outcome::Failed {
             self.request_of(index).failed = true;
             self.end_sequence(index);

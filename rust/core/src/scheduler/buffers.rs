@@ -120,11 +120,11 @@ step_arrays! {
     /// (source, target) of each block that is copied before the model runs, in this order.
     copy_pairs: i64, pairs;
     /// Which of the step's tokens each sample is drawn after.
-    sample_indices: i64, rows;
+    sample_indices: i64, samples;
     /// The row of the sequence that gets the sample.
-    sample_rows: i32, rows;
+    sample_rows: i32, samples;
     /// The place in its sequence that the sampled token takes.
-    sample_positions: i64, rows;
+    sample_positions: i64, samples;
     /// The request of each sequence that got a row in this plan.
     placed_requests: i64, rows;
     /// Which sample of its request it is.
@@ -143,6 +143,11 @@ fn group_tokens(config: &SchedulerConfig) -> usize {
 
 fn rows(config: &SchedulerConfig) -> usize {
     config.max_num_seqs
+}
+
+/// A sample a row, and one more for each draft.
+fn samples(config: &SchedulerConfig) -> usize {
+    config.max_num_seqs * (1 + config.num_lookahead_tokens)
 }
 
 fn rows_and_one(config: &SchedulerConfig) -> usize {
@@ -197,15 +202,16 @@ impl TableSync {
     }
 
     /// The entries of a row that must be written, given the table's epoch: those given back since, and the new ones. All
-    /// up to `len` count as written then.
+    /// up to `lasting` count as written then, and stay what they are for as long as the epoch does.
     pub(super) fn advance(
         &mut self,
         row: usize,
         epoch: u64,
         len: usize,
+        lasting: usize,
         dropped: usize,
     ) -> (Range<usize>, Range<usize>) {
-        let before = std::mem::replace(&mut self.rows[row], Synced { epoch, len, dropped });
+        let before = std::mem::replace(&mut self.rows[row], Synced { epoch, len: lasting, dropped });
         if before.epoch != epoch {
             return (0..0, 0..len);
         }

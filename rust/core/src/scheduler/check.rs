@@ -115,7 +115,8 @@ impl Scheduler {
             if blocks > needed || blocks < size.blocks_for(sequence.num_planned) {
                 return broken("I11 waste", format!("{blocks} blocks for {} tokens", sequence.tokens.len()));
             }
-            let most = group.most_blocks(sequence.tokens.len(), self.config.chunk(), size);
+            let chunk = self.config.chunk().max(1 + self.config.num_lookahead_tokens);
+            let most = group.most_blocks(sequence.tokens.len(), chunk, size);
             if table.held().len() > most + self.config.kept_blocks() + sequence.shared_blocks {
                 return broken("I14 window", format!("{} blocks held, at most {most}", table.held().len()));
             }
@@ -129,7 +130,10 @@ impl Scheduler {
                 format!("{} computed, {} planned", sequence.num_computed, sequence.num_planned),
             );
         }
-        if sequence.cursor.published > size.full_blocks(sequence.num_planned) {
+        if sequence.num_drafts > 0 && !self.in_flight {
+            return broken("I15 drafts", format!("{} are left of a step that is over", sequence.num_drafts));
+        }
+        if sequence.cursor.published > size.full_blocks(sequence.num_planned - sequence.num_drafts) {
             return broken("I13 published", format!("{} blocks published", sequence.cursor.published));
         }
         Ok(())

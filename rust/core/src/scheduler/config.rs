@@ -51,6 +51,8 @@ pub struct SchedulerConfig {
     pub max_num_batched_tokens: usize,
     /// Tokens of one sequence that one step computes: a cap for long prompts, so that others keep their pace.
     pub max_chunk_tokens: usize,
+    /// Drafts that one sequence may have checked in a step; 0: no speculation.
+    pub num_lookahead_tokens: usize,
     /// Tokens of one sequence, prompt and output together.
     pub max_model_len: usize,
     /// Share of the blocks that an admission leaves untouched while others run.
@@ -86,6 +88,7 @@ impl Default for SchedulerConfig {
             max_num_seqs: 256,
             max_num_batched_tokens: 2048,
             max_chunk_tokens: usize::MAX,
+            num_lookahead_tokens: 0,
             max_model_len: 8192,
             watermark: 0.01,
             admission: AdmissionPolicy::Forecast,
@@ -145,7 +148,7 @@ impl SchedulerConfig {
     }
 
     /// How many numbers [`numbers`](Self::numbers) gives.
-    pub const NUM_NUMBERS: usize = 17;
+    pub const NUM_NUMBERS: usize = 18;
 
     /// All options but the watermark and the groups as numbers, for a recording.
     pub(crate) fn numbers(&self) -> [u64; Self::NUM_NUMBERS] {
@@ -167,6 +170,7 @@ impl SchedulerConfig {
             self.max_queued_requests as u64,
             self.hash_seed,
             self.hash_mask,
+            self.num_lookahead_tokens as u64,
         ]
     }
 
@@ -198,6 +202,7 @@ impl SchedulerConfig {
             max_queued_requests: size(14),
             hash_seed: numbers[15],
             hash_mask: numbers[16],
+            num_lookahead_tokens: size(17),
         })
     }
 
@@ -214,6 +219,7 @@ impl SchedulerConfig {
         within("max_num_seqs", self.max_num_seqs, 1, 1 << 20)?;
         within("max_num_batched_tokens", self.max_num_batched_tokens, 1, 1 << 30)?;
         within("max_chunk_tokens", self.max_chunk_tokens, 1, usize::MAX)?;
+        within("num_lookahead_tokens", self.num_lookahead_tokens, 0, 1 << 10)?;
         within("max_model_len", self.max_model_len, 2, 1 << 30)?;
         within("max_queued_tokens", self.max_queued_tokens, 1, usize::MAX)?;
         within("max_queued_requests", self.max_queued_requests, 1, 1 << 30)?;

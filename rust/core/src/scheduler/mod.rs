@@ -17,6 +17,7 @@ mod pages;
 mod plan;
 mod request;
 mod sequence;
+mod speculation;
 mod stats;
 mod step;
 mod swap;
@@ -30,6 +31,7 @@ pub use buffers::{OwnedArrays, StepArrays, TableSync};
 pub use config::{AdmissionPolicy, SchedulerConfig};
 pub use pages::{OwnedPageLists, PageLists};
 pub use request::{RequestSummary, Submission};
+pub use speculation::Proposal;
 pub use stats::{Peak, SchedulerStats};
 pub use step::Plan;
 
@@ -46,6 +48,7 @@ use crate::units::{BlockSize, RequestId, Row};
 use buffers::Identity;
 use request::{Deadline, Request};
 use sequence::{Arena, SeqIndex, SeqKey, Sequence};
+use speculation::Drafts;
 use stats::Totals;
 use step::Step;
 
@@ -75,6 +78,8 @@ pub struct Scheduler {
     forked: Vec<SeqIndex>,
     free_rows: Vec<Row>,
     identity: Identity,
+    /// What was proposed for the next plan.
+    drafts: Drafts,
     step: Step,
     in_flight: bool,
     /// The time of the last plan, in seconds.
@@ -119,6 +124,7 @@ impl Scheduler {
             forked: Vec::new(),
             free_rows: (0..config.max_num_seqs as u32).rev().map(Row::new).collect(),
             identity: Identity::default(),
+            drafts: Drafts::default(),
             step: Step::default(),
             in_flight: false,
             now: 0.0,
@@ -237,6 +243,7 @@ impl Scheduler {
             max_len: submission.prompt.len().saturating_add(wanted).min(cap),
             num_computed: 0,
             num_planned: 0,
+            num_drafts: 0,
             high_water: 0,
             tables: self.empty_tables(),
             cursor: self.cache.root(),

@@ -62,7 +62,9 @@ impl PageLists<'_> {
             let sequence = &sequences[scheduled.sequence];
             let len = sequence.num_planned.div_ceil(size);
             for (group, table) in sequence.tables.iter().enumerate() {
-                let run = Run { epoch: sequence.epoch, start, len, dropped: table.num_dropped().min(len) };
+                let lasting = sequence.num_lasting_blocks(table).min(len);
+                let dropped = table.num_dropped().min(len);
+                let run = Run { epoch: sequence.epoch, start, len, lasting, dropped };
                 let cells = &self.kv_indices[group * max_indices(config)..][start..start + len];
                 for places in sync.advance(batch_row * num_groups + group, run) {
                     let blocks = &table.blocks()[places.clone()];
@@ -125,6 +127,8 @@ struct Run {
     epoch: u64,
     start: usize,
     len: usize,
+    /// Those of its blocks that stay whatever becomes of drafts.
+    lasting: usize,
     /// Null blocks at its beginning.
     dropped: usize,
 }
@@ -144,7 +148,7 @@ impl PageSync {
         if before.epoch != run.epoch || before.start != run.start {
             return [0..0, 0..run.len];
         }
-        let known = before.len.min(run.len);
+        let known = before.lasting.min(run.len);
         [before.dropped.min(known)..run.dropped.min(known), known..run.len]
     }
 }

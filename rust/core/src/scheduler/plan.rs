@@ -4,6 +4,7 @@
 //!    preempting younger ones.
 //! 2. Chunks of the prompts that run already.
 //! 3. Waiting sequences, the oldest first, each with all its blocks or not at all; none in a step that preempted.
+//! 4. Drafts behind the decodes that were proposed some, with the budget and the blocks that are left.
 
 use std::cell::Cell;
 use std::ops::Range;
@@ -13,6 +14,7 @@ use smallvec::SmallVec;
 use super::AdmissionPolicy;
 use super::buffers::{StepArrays, TableSync};
 use super::sequence::SeqIndex;
+use super::speculation::write_draft_samples;
 use super::step::{Filled, Placed, Plan, Scheduled, Step};
 use super::{Scheduler, sequence::Sequence};
 use crate::error::{Error, Result};
@@ -55,6 +57,7 @@ impl Scheduler {
         if !preempted && !is_short {
             self.admit_waiting(&mut step)?;
         }
+        self.add_drafts(&mut step);
         self.write(&step, arrays, sync);
         let plan = step.plan();
         self.step = step;
@@ -224,7 +227,7 @@ impl Scheduler {
             if !table.is_writable(block) {
                 let copy = self.cache.copy_on_write(table, block)?;
                 step.copies.push(copy);
-                step.copy_rows.push(step.rows.len());
+                step.copied_for.push(index);
                 self.next_epoch += 1;
                 sequence.epoch = self.next_epoch;
             }
@@ -463,6 +466,12 @@ impl Scheduler {
             arrays.seq_lens[batch_row].set(sequence.num_planned as i32);
             arrays.table_rows[batch_row].set(sequence.row().get() as i32);
             self.write_tables(arrays, sequence, sync);
+            if sequence.num_drafts > 0 {
+                let first = token - scheduled.num_tokens;
+                write_draft_samples(arrays, sample, first, sequence.row(), scheduled);
+                sample += scheduled.num_samples;
+                continue;
+            }
             for row in &sequence.rows[..scheduled.num_samples] {
                 write_sample(arrays, sample, token - 1, *row, sequence.tokens.len());
                 sample += 1;
@@ -498,7 +507,9 @@ impl Scheduler {
     fn write_tables(&self, arrays: &StepArrays<'_>, sequence: &Sequence, sync: &mut TableSync) {
         for (group, table) in sequence.tables.iter().enumerate() {
             let row = group * self.config.max_num_seqs + sequence.row().index();
-            let (given_back, new) = sync.advance(row, sequence.epoch, table.len(), table.num_dropped());
+            let lasting = sequence.num_lasting_blocks(table);
+            let (given_back, new) =
+                sync.advance(row, sequence.epoch, table.len(), lasting, table.num_dropped());
             if given_back.is_empty() && new.is_empty() {
                 continue;
             }

@@ -4,6 +4,7 @@
 //! [0, num_computed)             their K and V are in the table's blocks
 //! [num_computed, num_planned)   the step in flight computes them
 //! [num_planned, tokens.len())   known, not yet computed
+//! the last `num_drafts`         proposed: they may be taken back by the step in flight that checks them
 //! ```
 
 use crate::groups::Tables;
@@ -44,6 +45,8 @@ pub(super) struct Sequence {
     pub(super) max_len: usize,
     pub(super) num_computed: usize,
     pub(super) num_planned: usize,
+    /// Drafts behind its last known token, which the step in flight checks.
+    pub(super) num_drafts: usize,
     /// The most tokens that were computed so far: what lies below it was computed before.
     pub(super) high_water: usize,
     pub(super) tables: Tables,
@@ -67,7 +70,7 @@ pub(super) struct Sequence {
 
 impl Sequence {
     pub(super) fn num_uncomputed(&self) -> usize {
-        self.tokens.len() - self.num_computed
+        self.num_known() - self.num_computed
     }
 
     /// Whether one more token is all that is left to compute.

@@ -15,6 +15,8 @@ pub(super) struct Totals {
     pub(super) swapped_in_blocks: u64,
     pub(super) queried_tokens: u64,
     pub(super) hit_tokens: u64,
+    pub(super) draft_tokens: u64,
+    pub(super) accepted_draft_tokens: u64,
     pub(super) peak: Peak,
 }
 
@@ -66,6 +68,10 @@ pub struct SchedulerStats {
     pub queried_tokens: u64,
     /// Those of them that were found.
     pub hit_tokens: u64,
+    /// Draft tokens that were computed.
+    pub draft_tokens: u64,
+    /// Those of them that were accepted.
+    pub accepted_draft_tokens: u64,
     /// Cached blocks that made room for others.
     pub evictions: u64,
     /// The moment at which the most blocks were active.
@@ -92,6 +98,8 @@ impl Scheduler {
             host_blocks_free: self.host.as_ref().map_or(0, BlockPool::num_free),
             queried_tokens: self.totals.queried_tokens,
             hit_tokens: self.totals.hit_tokens,
+            draft_tokens: self.totals.draft_tokens,
+            accepted_draft_tokens: self.totals.accepted_draft_tokens,
             evictions: self.cache.evictions(),
             peak: self.totals.peak,
         }

@@ -16,6 +16,8 @@ pub struct Plan {
     pub num_batch_rows: usize,
     /// Batch rows of one token each that come first.
     pub num_decodes: usize,
+    /// Batch rows that come next and check drafts: one known token and at least one draft each.
+    pub num_draft_rows: usize,
     /// Tokens to sample.
     pub num_samples: usize,
     /// Blocks to copy to the host, before all other copies.
@@ -58,13 +60,14 @@ pub(super) struct Step {
     pub(super) id: u64,
     pub(super) rows: Vec<Scheduled>,
     pub(super) num_decodes: usize,
+    pub(super) num_draft_rows: usize,
     pub(super) swap_outs: Vec<BlockCopy>,
     pub(super) swap_ins: Vec<BlockCopy>,
     /// The sequences that come back from the host, and the blocks there that are read.
     pub(super) swapped_in: Vec<(SeqIndex, Swapped)>,
     pub(super) copies: Vec<BlockCopy>,
-    /// The batch row of each copy.
-    pub(super) copy_rows: Vec<usize>,
+    /// The sequence that each copy is for.
+    pub(super) copied_for: Vec<SeqIndex>,
     pub(super) placed: Vec<Placed>,
     pub(super) announced: Vec<Filled>,
     pub(super) num_tokens: usize,
@@ -78,10 +81,11 @@ impl Step {
         self.swap_ins.clear();
         self.swapped_in.clear();
         self.copies.clear();
-        self.copy_rows.clear();
+        self.copied_for.clear();
         self.placed.clear();
         self.announced.clear();
-        (self.id, self.num_decodes, self.num_tokens, self.num_samples) = (id, 0, 0, 0);
+        (self.id, self.num_tokens, self.num_samples) = (id, 0, 0);
+        (self.num_decodes, self.num_draft_rows) = (0, 0);
     }
 
     pub(super) fn push(&mut self, row: Scheduled) {
@@ -96,6 +100,7 @@ impl Step {
             num_tokens: self.num_tokens,
             num_batch_rows: self.rows.len(),
             num_decodes: self.num_decodes,
+            num_draft_rows: self.num_draft_rows,
             num_samples: self.num_samples,
             num_swap_outs: self.swap_outs.len(),
             num_swap_ins: self.swap_ins.len(),

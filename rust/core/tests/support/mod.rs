@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 
 use pykv_core::scheduler::{
-    FinishReason, Outcome, OwnedArrays, Plan, RequestSummary, Sampled, Submission, TableSync,
+    FinishReason, Outcome, OwnedArrays, Plan, Proposal, RequestSummary, Sampled, Submission, TableSync,
 };
 use pykv_core::{BlockId, LayerGroup, RequestId, Scheduler, SchedulerConfig, TokenId};
 
@@ -63,6 +63,11 @@ pub(crate) struct Engine {
     pub(crate) ended: Vec<RequestSummary>,
     pub(crate) num_steps: usize,
     pub(crate) now: f64,
+    /// What the proposed drafts depend on.
+    pub(crate) draft_seed: u64,
+    pub(crate) prompts: HashMap<u64, Vec<TokenId>>,
+    max_drafts: usize,
+    max_num_seqs: usize,
     arrays: [OwnedArrays; 2],
     syncs: [TableSync; 2],
     slots: Vec<Option<u64>>,
@@ -81,6 +86,10 @@ impl Engine {
             ended: Vec::new(),
             num_steps: 0,
             now: 0.0,
+            draft_seed: 0,
+            prompts: HashMap::new(),
+            max_drafts: config.num_lookahead_tokens,
+            max_num_seqs: config.max_num_seqs,
             arrays,
             syncs: Default::default(),
             slots: vec![None; config.num_blocks * config.block_size],
@@ -95,7 +104,9 @@ impl Engine {
 
     pub(crate) fn submit(&mut self, prompt: &[TokenId], max_tokens: usize, num_samples: usize) -> RequestId {
         let submission = Submission { max_tokens: Some(max_tokens), num_samples, ..Submission::new(prompt) };
-        self.scheduler.submit(submission).unwrap()
+        let request = self.scheduler.submit(submission).unwrap();
+        self.prompts.insert(request.get(), prompt.to_vec());
+        request
     }
 
     /// What a sample of a prompt must get.
@@ -114,8 +125,53 @@ impl Engine {
         }
     }
 
+    /// Drafts for every row, that of an ended sequence included: some right, some wrong from a place on, some none.
+    fn propose(&mut self) {
+        let (mut rows, mut starts, mut tokens) = (Vec::new(), vec![0], Vec::new());
+        for row in 0..self.max_num_seqs {
+            let Some((request, child)) = self.placed.get(&(row as i32)) else { continue };
+            let chance = mix(self.draft_seed ^ mix((self.num_steps * 64 + row) as u64));
+            let count = chance as usize % (self.max_drafts + 1);
+            let right = (chance >> 8) as usize % (self.max_drafts + 2);
+            let mut known = self.prompts[request].clone();
+            known.extend(self.outputs.get(&(*request, *child)).into_iter().flatten());
+            let goes_on = self.expected(&known, u64::from(*child), count);
+            let wrong = |token: TokenId| (token + 1 + chance as u32 % 7) % VOCABULARY as u32;
+            let drafts = goes_on.iter().enumerate();
+            tokens.extend(drafts.map(|(place, &token)| if place < right { token } else { wrong(token) }));
+            rows.push(row);
+            starts.push(tokens.len());
+        }
+        self.scheduler.propose(Proposal { rows: &rows, starts: &starts, tokens: &tokens }).unwrap();
+    }
+
+    /// How many drafts of each row are accepted: all that agree, or in every second step sometimes fewer.
+    fn accepted(&self, plan: Plan, sampled: &[TokenId]) -> Option<Vec<usize>> {
+        let arrays = &self.arrays[(self.num_steps - 1) % 2];
+        let chance = mix(self.draft_seed ^ plan.id);
+        if chance.is_multiple_of(2) {
+            return None;
+        }
+        let mut accepted = vec![0; plan.num_batch_rows];
+        let checking = accepted.iter_mut().enumerate().skip(plan.num_decodes).take(plan.num_draft_rows);
+        for (batch_row, accepted) in checking {
+            let start = arrays.query_starts[batch_row] as usize;
+            let count = arrays.query_starts[batch_row + 1] as usize - start;
+            let first =
+                arrays.sample_indices[..plan.num_samples].partition_point(|&index| index < start as i64);
+            let drafts = &arrays.token_ids[start + 1..start + count];
+            let agree =
+                drafts.iter().zip(&sampled[first..]).take_while(|(a, b)| **a == i64::from(**b)).count();
+            *accepted = agree.saturating_sub(usize::from(chance % 8 == 1));
+        }
+        Some(accepted)
+    }
+
     pub(crate) fn plan(&mut self) -> Option<Plan> {
         self.poison_free_blocks();
+        if self.max_drafts > 0 {
+            self.propose();
+        }
         let side = self.num_steps % 2;
         self.num_steps += 1;
         let plan = self.scheduler.plan(&self.arrays[side].borrow(), &mut self.syncs[side], self.now).unwrap();
@@ -175,8 +231,9 @@ impl Engine {
         let batch_row =
             arrays.query_starts[..=plan.num_batch_rows].partition_point(|&start| start <= token) - 1;
         let row = arrays.table_rows[batch_row] as usize;
-        let length = arrays.seq_lens[batch_row] as usize;
-        assert_eq!(length as i64, arrays.sample_positions[sample]);
+        let length = arrays.sample_positions[sample] as usize;
+        let computed = arrays.seq_lens[batch_row] + token + 1 - arrays.query_starts[batch_row + 1];
+        assert_eq!(length, computed as usize);
         let history = (0..self.config.groups.len()).flat_map(|group| {
             visible(self.config.groups[group], length).map(move |position| {
                 let line = group * self.config.max_num_seqs + row;
@@ -198,10 +255,12 @@ impl Engine {
         failed_rows: &[usize],
     ) {
         let rows = self.arrays[(self.num_steps - 1) % 2].sample_rows.clone();
+        let accepted = self.accepted(plan, tokens);
+        let accepted = accepted.as_deref().filter(|_| self.max_drafts > 0);
         let (outputs, placed) = (&mut self.outputs, &self.placed);
         let ended = self
             .scheduler
-            .apply(plan.id, Sampled { tokens, outcomes, failed_rows }, |sample, reason| {
+            .apply(plan.id, Sampled { tokens, outcomes, failed_rows, accepted }, |sample, reason| {
                 if matches!(reason, FinishReason::None | FinishReason::Stop | FinishReason::Length) {
                     outputs.entry(placed[&rows[sample]]).or_default().push(tokens[sample]);
                 }
