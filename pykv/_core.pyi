@@ -13,6 +13,7 @@ __all__ = [
     "Scheduler",
     "SchedulerStats",
     "StepBuffers",
+    "_panic",
     "max_seq_len",
     "replay_recording",
 ]
@@ -237,6 +238,7 @@ class BlockTable:
     def truncate(self, len: int) -> None: ...
     def is_writable(self, index: int) -> bool: ...
     def copy_on_write(self, index: int) -> tuple[int, int]: ...
+    def _panic(self) -> None: ...
 
 @final
 class PrefixCache:
@@ -301,6 +303,7 @@ class CpuAttention:
 
     def read(self, address: int, num_words: int, num_threads: int) -> int: ...
 
+def _panic() -> None: ...
 def replay_recording(bytes: bytes) -> tuple[int, int]:
     """Makes the calls of a recording again: how many there were, and how many of them planned a step."""
 

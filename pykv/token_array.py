@@ -31,6 +31,7 @@ def as_token_array(tokens: NDArray[np.int32] | Sequence[int], field: str) -> NDA
         isinstance(tokens, np.ndarray)
         and tokens.dtype == np.int32
         and tokens.ndim == 1
+        and tokens.size > 0
         and tokens.flags.c_contiguous
     ):
         return tokens

@@ -5,13 +5,15 @@ from __future__ import annotations
 import gc
 import threading
 
+import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
+from pykv import _core
 from pykv.blocks import BlockPool, BlockTable, PrefixCache
-from pykv.errors import ConfigError, InvalidRequestError, OutOfBlocksError
+from pykv.errors import ConfigError, InvalidRequestError, OutOfBlocksError, PoisonedError
 
 BLOCK_SIZE = 4
 
@@ -153,6 +155,33 @@ def test_a_pool_has_one_prefix_cache() -> None:
     PrefixCache(pool)
     with pytest.raises(ConfigError, match="pool has a prefix cache already"):
         PrefixCache(pool)
+
+
+def test_no_tokens_are_refused_by_the_field_that_was_given() -> None:
+    cache = PrefixCache(BlockPool(8, 4))
+    for tokens in ([], np.array([], np.int32)):
+        for call in (cache.share, cache.probe):
+            with pytest.raises(InvalidRequestError, match="tokens is empty") as caught:
+                call(tokens)
+            assert caught.value.field == "tokens"
+
+
+def test_a_panic_in_a_table_becomes_an_exception_and_poisons_it_alone() -> None:
+    pool = BlockPool(8, 4)
+    cache = PrefixCache(pool)
+    table = pool.table()
+    with pytest.raises(PoisonedError, match="asked to panic"):
+        table._native._panic()
+    calls = (lambda: table.extend(1), table.block_ids, table.fork, lambda: cache.extend(table, 1))
+    for call in calls:
+        with pytest.raises(PoisonedError, match="refused after an earlier failure"):
+            call()
+    cache.extend(pool.table(), 1)
+
+
+def test_a_panic_in_a_function_becomes_an_exception() -> None:
+    with pytest.raises(PoisonedError, match="asked to panic"):
+        _core._panic()
 
 
 def test_published_blocks_are_not_cut_off() -> None:

@@ -55,6 +55,21 @@ def test_what_is_no_recording_is_refused(tmp_path: Path, content: bytes) -> None
         replay_recording(path)
 
 
+def as_number(value: int) -> bytes:
+    return bytes([value & 0x7F | 0x80]) + as_number(value >> 7) if value > 0x7F else bytes([value])
+
+
+def test_a_recording_that_asks_for_absurd_memory_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "run.pykv"
+    record_run(path)
+    content = path.read_bytes()
+    magic = b"pykv-recording-2"
+    assert content.startswith(magic + as_number(20))
+    path.write_bytes(magic + as_number(2**28) + content[len(magic) + 1 :])
+    with pytest.raises(RecordingError, match=r"ask for \d+ bytes of memory: allowed are 4294967296"):
+        replay_recording(path)
+
+
 def test_a_recording_must_see_every_call(tmp_path: Path) -> None:
     scheduler = Scheduler(SchedulerConfig(num_blocks=20))
     scheduler.submit([1])

@@ -129,6 +129,13 @@ def test_a_bad_limit_is_refused_by_value(max_tokens: int) -> None:
     assert caught.value.field == "max_tokens"
 
 
+def test_more_samples_than_the_queue_can_hold_are_refused_by_value() -> None:
+    scheduler = Scheduler(small_config(max_queued_requests=3))
+    with pytest.raises(InvalidRequestError, match=r"num_samples is 4: allowed is 1 to 3") as caught:
+        scheduler.submit([1], num_samples=4)
+    assert caught.value.field == "num_samples"
+
+
 @pytest.mark.parametrize("num_samples", [0, -1, 9, 2**40])
 def test_a_bad_number_of_samples_is_refused_by_value(num_samples: int) -> None:
     with pytest.raises(InvalidRequestError, match="num_samples is"):
@@ -414,3 +421,24 @@ def test_a_proposal_that_does_not_fit_is_refused_by_name() -> None:
         scheduler.propose(np.array([0], np.int32), np.array([0, 4], np.int32), np.zeros(4, np.int64))
     with pytest.raises(StepError, match=r"tokens\[0\] is -5"):
         scheduler.propose(np.array([0], np.int32), np.array([0, 1], np.int32), np.array([-5]))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"sampled": np.zeros(1, np.int32)}, "sampled is int32: needed is an array of int64"),
+        ({"sampled": [7]}, "sampled is .*list.*: needed is an array of int64"),
+        ({"outcomes": np.zeros(1, np.int8)}, "outcomes is int8: needed is an array of uint8"),
+        ({"failed_rows": np.zeros(1, np.int64)}, "failed_rows is int64: needed is an array of int32"),
+        ({"accepted": np.zeros(1)}, "accepted is float64: needed is an array of int32"),
+    ],
+)
+def test_an_array_of_the_wrong_dtype_is_refused_by_name(changes: dict[str, object], message: str) -> None:
+    scheduler = Scheduler(small_config())
+    scheduler.submit([1, 2, 3])
+    plan = scheduler.plan(StepBuffers(scheduler.config))
+    assert plan is not None
+    arrays: dict[str, object] = {"sampled": np.zeros(1, np.int64), "outcomes": np.zeros(1, np.uint8)}
+    with pytest.raises(StepError, match=message):
+        scheduler.apply(plan, **(arrays | changes))  # type: ignore[arg-type]
+    apply_all(scheduler, plan)

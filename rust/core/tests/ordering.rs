@@ -83,6 +83,46 @@ fn a_request_of_an_earlier_rank_pushes_others_out_only_when_asked_to() {
 }
 
 #[test]
+fn nobody_is_pushed_out_for_a_request_that_does_not_fit_all_the_same() {
+    for (urgent_len, preemptions) in [(50, 0), (36, 2), (20, 1), (4, 0)] {
+        let mut engine =
+            Engine::new(SchedulerConfig { preempt_lower_ranks: true, ..config(QueueOrder::Priority) });
+        for (seed, priority, len) in [(0, 0, 37), (1, 9, 18), (2, 9, 12)] {
+            let tokens = prompt(seed, len);
+            let submission = Submission { priority, max_tokens: Some(9), ..Submission::new(&tokens) };
+            engine.scheduler.submit(submission).unwrap();
+        }
+        engine.step();
+        let urgent = prompt(7, urgent_len);
+        let late = submit(&mut engine, Submission { priority: 5, ..Submission::new(&urgent) });
+        engine.step();
+        let stats = engine.scheduler.stats();
+        assert_eq!(stats.preemptions, preemptions, "{urgent_len} tokens");
+        assert_eq!(engine.outputs.contains_key(&(late.get(), 0)), urgent_len < 50);
+        engine.run();
+        assert_eq!(engine.outputs[&(late.get(), 0)], engine.expected(&urgent, 0, 2));
+    }
+}
+
+#[test]
+fn blocks_that_a_victim_shares_with_the_urgent_one_count_once() {
+    let mut engine =
+        Engine::new(SchedulerConfig { preempt_lower_ranks: true, ..config(QueueOrder::Priority) });
+    let shared = prompt(0, 60);
+    let submission = Submission { priority: 9, max_tokens: Some(9), ..Submission::new(&shared) };
+    engine.scheduler.submit(submission).unwrap();
+    engine.step();
+    let mut urgent = shared[..56].to_vec();
+    urgent.extend(prompt(30, 23));
+    let late = submit(&mut engine, Submission { priority: 5, ..Submission::new(&urgent) });
+    engine.step();
+    assert_eq!(engine.scheduler.stats().preemptions, 1);
+    assert_eq!(engine.outputs[&(late.get(), 0)].len(), 1);
+    engine.run();
+    assert_eq!(engine.outputs[&(late.get(), 0)].len(), 1);
+}
+
+#[test]
 fn the_longest_prefix_starts_first_but_nobody_is_passed_for_ever() {
     let mut engine =
         Engine::new(SchedulerConfig { max_num_seqs: 1, max_passes: 3, ..config(QueueOrder::LongestPrefix) });

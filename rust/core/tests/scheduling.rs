@@ -78,6 +78,18 @@ fn the_queue_counts_every_sample_and_takes_requests_again_when_it_drains() {
 }
 
 #[test]
+fn what_no_queue_ever_has_room_for_is_a_wrong_request_and_not_a_full_queue() {
+    let limits = SchedulerConfig { max_queued_requests: 3, max_queued_tokens: 5, ..config(40, 16) };
+    let mut engine = Engine::new(limits);
+    let tokens = prompt(0, 6);
+    let many = Submission { num_samples: 4, ..Submission::new(&tokens[..2]) };
+    for (submission, field) in [(many, "num_samples"), (Submission::new(&tokens), "prompt")] {
+        let error = refusal(&mut engine, submission);
+        assert!(matches!(error, Error::InvalidRequest { field: named, .. } if named == field), "{error}");
+    }
+}
+
+#[test]
 fn a_sequence_without_a_limit_ends_at_the_context_cap() {
     for len in [10, 62, 63] {
         let mut engine = Engine::new(SchedulerConfig { max_model_len: 64, ..config(40, 16) });

@@ -1,7 +1,5 @@
 //! `pykv._core.BlockPool`, `BlockTable` and `PrefixCache`: blocks without a scheduler.
 
-use std::sync::Mutex;
-
 use pykv_core::prefix::{Cursor, HashOptions};
 use pykv_core::{
     BlockPool as CorePool, BlockSize, BlockTable as CoreTable, Error, PrefixCache as CoreCache, TokenId,
@@ -53,52 +51,52 @@ struct Held {
 
 #[pyclass(frozen, module = "pykv._core")]
 struct BlockTable {
-    held: Mutex<Held>,
+    held: Guarded<Held>,
 }
 
 impl BlockTable {
     fn new(table: CoreTable, cursor: Option<Cursor>) -> Self {
-        Self { held: Mutex::new(Held { table, cursor }) }
-    }
-
-    fn with<R>(&self, work: impl FnOnce(&mut Held) -> pykv_core::Result<R>) -> PyResult<R> {
-        let mut held = self.held.lock().unwrap_or_else(|broken| broken.into_inner());
-        work(&mut held).map_err(|error| exception(&error))
+        Self { held: Guarded::new(Held { table, cursor }) }
     }
 }
 
 #[pymethods]
 impl BlockTable {
-    fn __len__(&self) -> PyResult<usize> {
-        self.with(|held| Ok(held.table.len()))
+    fn __len__(&self, py: Python<'_>) -> PyResult<usize> {
+        self.held.call(py, |held| Ok(held.table.len()))
     }
 
-    fn block_ids(&self) -> PyResult<Vec<u32>> {
-        self.with(|held| Ok(held.table.blocks().iter().map(|block| block.get()).collect()))
+    fn block_ids(&self, py: Python<'_>) -> PyResult<Vec<u32>> {
+        self.held.call(py, |held| Ok(held.table.blocks().iter().map(|block| block.get()).collect()))
     }
 
-    fn extend(&self, count: usize) -> PyResult<()> {
-        self.with(|held| held.table.extend(count))
+    fn extend(&self, py: Python<'_>, count: usize) -> PyResult<()> {
+        self.held.call(py, |held| held.table.extend(count))
     }
 
-    fn fork(&self) -> PyResult<Self> {
-        self.with(|held| Ok(Self::new(held.table.fork(), held.cursor)))
+    fn fork(&self, py: Python<'_>) -> PyResult<Self> {
+        self.held.call(py, |held| Ok(Self::new(held.table.fork(), held.cursor)))
     }
 
-    fn truncate(&self, len: usize) -> PyResult<()> {
-        self.with(|held| held.truncate(len))
+    fn truncate(&self, py: Python<'_>, len: usize) -> PyResult<()> {
+        self.held.call(py, |held| held.truncate(len))
     }
 
-    fn is_writable(&self, index: usize) -> PyResult<bool> {
-        self.with(|held| held.check_index(index).map(|()| held.table.is_writable(index)))
+    fn is_writable(&self, py: Python<'_>, index: usize) -> PyResult<bool> {
+        self.held.call(py, |held| held.check_index(index).map(|()| held.table.is_writable(index)))
     }
 
-    fn copy_on_write(&self, index: usize) -> PyResult<(u32, u32)> {
-        self.with(|held| {
+    fn copy_on_write(&self, py: Python<'_>, index: usize) -> PyResult<(u32, u32)> {
+        self.held.call(py, |held| {
             held.check_index(index)?;
             held.check_unpublished(index)?;
             held.table.copy_on_write(index).map(|copy| (copy.source.get(), copy.target.get()))
         })
+    }
+
+    /// Panics inside the lock, so that a test can see what comes after.
+    fn _panic(&self, py: Python<'_>) -> PyResult<()> {
+        self.held.call(py, |_| panic!("asked to panic"))
     }
 }
 
@@ -124,7 +122,7 @@ impl Held {
         let published = self.cursor.map_or(0, |cursor| cursor.published);
         if len < published && len > 0 {
             return Err(Error::request(
-                "len",
+                "length",
                 len,
                 format!("0, or at least the {published} published blocks"),
             ));
@@ -193,10 +191,7 @@ impl PrefixCache {
     }
 
     fn extend(&self, py: Python<'_>, table: &BlockTable, count: usize) -> PyResult<()> {
-        self.cached.call(py, |cached| {
-            let mut held = table.held.lock().unwrap_or_else(|broken| broken.into_inner());
-            cached.core.extend(&mut held.table, count)
-        })
+        self.cached.call_with(py, &table.held, |cached, held| cached.core.extend(&mut held.table, count))
     }
 
     fn publish(
@@ -208,10 +203,9 @@ impl PrefixCache {
         num_tokens: usize,
     ) -> PyResult<bool> {
         let tokens = read(py, &tokens, "tokens")?;
-        self.cached.call(py, |cached| {
+        self.cached.call_with(py, &table.held, |cached, held| {
             convert_tokens(&mut cached.tokens, tokens)?;
-            let mut held = table.held.lock().unwrap_or_else(|broken| broken.into_inner());
-            cached.publish(&mut held, scope, num_tokens)
+            cached.publish(held, scope, num_tokens)
         })
     }
 

@@ -7,6 +7,32 @@ use pyo3::prelude::*;
 
 use crate::errors::StepError;
 
+/// What numpy calls an element.
+pub(crate) trait Dtype: Element {
+    const NAME: &'static str;
+}
+
+impl Dtype for i32 {
+    const NAME: &'static str = "int32";
+}
+
+impl Dtype for i64 {
+    const NAME: &'static str = "int64";
+}
+
+impl Dtype for u8 {
+    const NAME: &'static str = "uint8";
+}
+
+/// The memory of an array that a step is given.
+pub(crate) fn buffer<T: Dtype>(object: &Bound<'_, PyAny>, array: &str) -> PyResult<PyBuffer<T>> {
+    PyBuffer::get(object).map_err(|error| {
+        let given =
+            object.getattr("dtype").map_or_else(|_| object.get_type().to_string(), |dtype| dtype.to_string());
+        StepError::new_err(format!("{array} is {given}: needed is an array of {} ({error})", T::NAME))
+    })
+}
+
 /// An array that is written: contiguous and not read-only.
 pub(crate) fn cells<'py, T: Element>(
     py: Python<'py>,

@@ -30,6 +30,25 @@ impl<T: Send> Guarded<T> {
         guarded(self.state.lock_py_attached(py).unwrap_or_else(|broken| broken.into_inner()), work)
     }
 
+    /// Calls this object and another one together, which is locked second. A failure poisons both.
+    pub(crate) fn call_with<U: Send, R>(
+        &self,
+        py: Python<'_>,
+        other: &Guarded<U>,
+        work: impl FnOnce(&mut T, &mut U) -> Result<R>,
+    ) -> PyResult<R> {
+        let mut first = self.state.lock_py_attached(py).unwrap_or_else(|broken| broken.into_inner());
+        let mut second = other.state.lock_py_attached(py).unwrap_or_else(|broken| broken.into_inner());
+        first.refuse_if_poisoned()?;
+        second.refuse_if_poisoned()?;
+        let (State { object, .. }, State { object: other, .. }) = (&mut *first, &mut *second);
+        catch(|| work(object, other)).map_err(|error| {
+            first.poison_by(&error);
+            second.poison_by(&error);
+            exception(&error)
+        })
+    }
+
     /// Calls the object with the interpreter detached: for work that takes long.
     pub(crate) fn call_detached<R: Send>(
         &self,
@@ -40,19 +59,34 @@ impl<T: Send> Guarded<T> {
     }
 }
 
+/// Calls what has no object of its own to poison.
+pub(crate) fn caught<R>(work: impl FnOnce() -> R) -> PyResult<R> {
+    catch(|| Ok(work())).map_err(|error| exception(&error))
+}
+
+fn catch<R>(work: impl FnOnce() -> Result<R>) -> Result<R> {
+    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| Err(panicked(&*panic)))
+}
+
 fn guarded<T, R>(mut state: MutexGuard<'_, State<T>>, work: impl FnOnce(&mut T) -> Result<R>) -> PyResult<R> {
-    if let Some(poison) = &state.poison {
-        return Err(PoisonedError::new_err(poison.clone()));
-    }
+    state.refuse_if_poisoned()?;
     let object = &mut state.object;
-    let result =
-        catch_unwind(AssertUnwindSafe(|| work(object))).unwrap_or_else(|panic| Err(panicked(&*panic)));
-    result.map_err(|error| {
-        if matches!(error, Error::Broken { .. }) {
-            state.poison = Some(format!("refused after an earlier failure: {error}"));
-        }
+    catch(|| work(object)).map_err(|error| {
+        state.poison_by(&error);
         exception(&error)
     })
+}
+
+impl<T> State<T> {
+    fn refuse_if_poisoned(&self) -> PyResult<()> {
+        self.poison.as_ref().map_or(Ok(()), |poison| Err(PoisonedError::new_err(poison.clone())))
+    }
+
+    fn poison_by(&mut self, error: &Error) {
+        if matches!(error, Error::Broken { .. }) {
+            self.poison = Some(format!("refused after an earlier failure: {error}"));
+        }
+    }
 }
 
 fn panicked(panic: &(dyn std::any::Any + Send)) -> Error {

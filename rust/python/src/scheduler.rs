@@ -11,9 +11,9 @@ use pykv_core::{Error, LayerGroup, RequestId, SchedulerConfig, TokenId};
 use pyo3::buffer::{PyBuffer, ReadOnlyCell};
 use pyo3::prelude::*;
 
-use crate::convert::{cells, convert, read};
+use crate::convert::{buffer, cells, convert, read};
 use crate::errors::{RecordingError, exception};
-use crate::guard::Guarded;
+use crate::guard::{Guarded, caught};
 use crate::step_buffers::StepBuffers;
 
 /// A step that was planned: how many entries of its buffers are filled.
@@ -243,10 +243,12 @@ impl Scheduler {
     fn propose(
         &self,
         py: Python<'_>,
-        rows: PyBuffer<i32>,
-        starts: PyBuffer<i32>,
-        tokens: PyBuffer<i64>,
+        rows: &Bound<'_, PyAny>,
+        starts: &Bound<'_, PyAny>,
+        tokens: &Bound<'_, PyAny>,
     ) -> PyResult<()> {
+        let (rows, starts) = (buffer::<i32>(rows, "rows")?, buffer::<i32>(starts, "starts")?);
+        let tokens = buffer::<i64>(tokens, "tokens")?;
         let (rows, starts) = (read(py, &rows, "rows")?, read(py, &starts, "starts")?);
         let tokens = read(py, &tokens, "tokens")?;
         self.inner.call(py, |inner| {
@@ -264,11 +266,15 @@ impl Scheduler {
         &self,
         py: Python<'_>,
         plan: &Plan,
-        sampled: PyBuffer<i64>,
-        outcomes: PyBuffer<u8>,
-        failed_rows: Option<PyBuffer<i32>>,
-        accepted: Option<PyBuffer<i32>>,
+        sampled: &Bound<'_, PyAny>,
+        outcomes: &Bound<'_, PyAny>,
+        failed_rows: Option<&Bound<'_, PyAny>>,
+        accepted: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Vec<RequestSummary>> {
+        let sampled = buffer::<i64>(sampled, "sampled")?;
+        let outcomes = buffer::<u8>(outcomes, "outcomes")?;
+        let failed_rows = failed_rows.map(|rows| buffer::<i32>(rows, "failed_rows")).transpose()?;
+        let accepted = accepted.map(|counts| buffer::<i32>(counts, "accepted")).transpose()?;
         let sampled = read(py, &sampled, "sampled")?;
         let outcomes = read(py, &outcomes, "outcomes")?;
         let failed_rows = failed_rows.as_ref().map(|rows| read(py, rows, "failed_rows")).transpose()?;
@@ -465,9 +471,15 @@ fn needed(array: &'static str, length: usize, needed: usize) -> pykv_core::Resul
 /// Makes the calls of a recording again: how many there were, and how many of them planned a step.
 #[pyfunction]
 fn replay_recording(py: Python<'_>, bytes: &[u8]) -> PyResult<(u64, u64)> {
-    let replayed = py.detach(|| recording::replay(bytes));
+    let replayed = py.detach(|| caught(|| recording::replay(bytes)))?;
     let replayed = replayed.map_err(|error| RecordingError::new_err(error.to_string()))?;
     Ok((replayed.num_calls, replayed.num_plans))
+}
+
+/// Panics where the functions of this module run, so that a test can see what comes of it.
+#[pyfunction]
+fn _panic() -> PyResult<()> {
+    caught(|| panic!("asked to panic"))
 }
 
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
@@ -477,5 +489,6 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<SchedulerStats>()?;
     module.add_class::<Scheduler>()?;
     module.add_function(wrap_pyfunction!(max_seq_len, module)?)?;
+    module.add_function(wrap_pyfunction!(_panic, module)?)?;
     module.add_function(wrap_pyfunction!(replay_recording, module)?)
 }

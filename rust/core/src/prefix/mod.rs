@@ -190,6 +190,21 @@ impl PrefixCache {
         Probe { hits, idle_hits }
     }
 
+    /// The blocks that [`share`](Self::share) would pin, over all groups.
+    pub(crate) fn hit_blocks(
+        &mut self,
+        scope: ScopeId,
+        tokens: &[TokenId],
+        max_blocks: usize,
+    ) -> impl Iterator<Item = BlockId> {
+        let hits = self.find_path(scope, tokens, max_blocks);
+        let cache = &*self;
+        cache.groups.iter().enumerate().flat_map(move |(index, group)| {
+            let read = &cache.path[cache.first_read(*group, hits)..hits];
+            read.iter().map(move |&node| cache.tree.blocks(node)[index])
+        })
+    }
+
     /// Starts a sequence's tables with the longest run of published blocks, at most `max_blocks`, and pins them in the
     /// same step. Of a group with a window only those are pinned that the next token reads.
     pub fn share(&mut self, scope: ScopeId, tokens: &[TokenId], max_blocks: usize) -> (Tables, Cursor) {

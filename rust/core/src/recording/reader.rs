@@ -9,6 +9,9 @@ use crate::scheduler::{
 };
 use crate::units::RequestId;
 
+/// Memory that a replay may take: far more than any real scheduler's, and less than would take a machine down.
+const MAX_REPLAY_BYTES: u128 = 4 << 30;
+
 /// A recording that was replayed and agreed in every call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Replayed {
@@ -32,6 +35,14 @@ pub enum ReplayError {
     /// The recorded options are not allowed.
     #[error("the recorded options are refused: {0}")]
     Options(Error),
+    /// The recorded options ask for more memory than a replay may take.
+    #[error("the recorded options ask for {bytes} bytes of memory: allowed are {limit}")]
+    TooLarge {
+        /// What the scheduler and its arrays would take.
+        bytes: u128,
+        /// The most that a replay takes.
+        limit: u128,
+    },
     /// A call decided otherwise than it did when it was recorded.
     #[error("call {call} ({verb}) decided otherwise than it did when it was recorded")]
     Diverged {
@@ -49,6 +60,11 @@ pub enum ReplayError {
 pub fn replay(bytes: &[u8]) -> Result<Replayed, ReplayError> {
     let mut reader = Reader { bytes, offset: 0 };
     let config = reader.config()?;
+    config.validate().map_err(ReplayError::Options)?;
+    let (needed, limit) = (config.num_bytes(), MAX_REPLAY_BYTES);
+    if needed > limit {
+        return Err(ReplayError::TooLarge { bytes: needed, limit });
+    }
     let scheduler = RecordedScheduler::new(config.clone()).map_err(ReplayError::Options)?;
     let mut replay = Replay { arrays: OwnedArrays::new(&config), sync: TableSync::default(), scheduler };
     let mut done = Replayed::default();

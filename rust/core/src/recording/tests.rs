@@ -82,6 +82,23 @@ fn a_changed_decision_is_named() {
 }
 
 #[test]
+fn a_recording_that_asks_for_absurd_memory_is_refused() {
+    let small = SchedulerConfig { num_blocks: 1 << 20, max_num_seqs: 4096, ..SchedulerConfig::default() };
+    assert!(replay(&Writer::new(&small).take()).is_ok(), "as large as real ones");
+    for absurd in [
+        SchedulerConfig { num_blocks: 1 << 30, block_size: 2, ..small.clone() },
+        SchedulerConfig { num_host_blocks: 1 << 30, ..small.clone() },
+        SchedulerConfig { max_num_seqs: 1 << 20, max_model_len: 1 << 24, ..small.clone() },
+        SchedulerConfig { max_num_batched_tokens: 1 << 30, ..small.clone() },
+        SchedulerConfig { max_num_seqs: 1 << 20, num_lookahead_tokens: 1024, ..small.clone() },
+    ] {
+        absurd.validate().unwrap();
+        let error = replay(&Writer::new(&absurd).take()).unwrap_err();
+        assert!(matches!(error, ReplayError::TooLarge { .. }), "{error}");
+    }
+}
+
+#[test]
 fn bytes_that_are_no_recording_are_refused_wherever_they_end() {
     let recording = record(5);
     assert!(matches!(replay(b"something else, long enough"), Err(ReplayError::Malformed { offset: 0, .. })));

@@ -15,6 +15,7 @@ mod check;
 mod config;
 mod pages;
 mod plan;
+mod ranks;
 mod request;
 mod sequence;
 mod speculation;
@@ -202,13 +203,20 @@ impl Scheduler {
         if submission.max_tokens == Some(0) {
             return Err(Error::request("max_tokens", 0, "at least 1"));
         }
-        if !(1..=self.config.max_num_seqs).contains(&submission.num_samples) {
-            let allowed = format!("1 to {} (max_num_seqs)", self.config.max_num_seqs);
+        let (rows, queue) = (self.config.max_num_seqs, self.config.max_queued_requests);
+        if !(1..=rows.min(queue)).contains(&submission.num_samples) {
+            let allowed =
+                format!("1 to {} (of max_num_seqs {rows} and max_queued_requests {queue})", rows.min(queue));
             return Err(Error::request("num_samples", submission.num_samples, allowed));
         }
         if prompt >= cap {
             let (max_model_len, pool) = (self.config.max_model_len, self.config.pool_cap());
             return Err(Error::NeverFits { prompt, cap, max_model_len, pool });
+        }
+        let queue_tokens = self.config.max_queued_tokens;
+        if prompt > queue_tokens {
+            let allowed = format!("at most {queue_tokens} tokens (max_queued_tokens)");
+            return Err(Error::request("prompt", format!("{prompt} tokens long"), allowed));
         }
         if let Some(seconds) = submission.deadline.filter(|seconds| !(0.0..f64::INFINITY).contains(seconds)) {
             return Err(Error::request("deadline", seconds, "a finite number of seconds, at least 0"));

@@ -11,8 +11,11 @@ use std::ops::Range;
 
 use smallvec::SmallVec;
 
+use hashbrown::HashSet;
+
 use super::AdmissionPolicy;
 use super::buffers::{StepArrays, TableSync};
+use super::ranks::Relief;
 use super::sequence::SeqIndex;
 use super::speculation::write_draft_samples;
 use super::step::{Filled, Placed, Plan, Scheduled, Step};
@@ -25,7 +28,7 @@ use crate::policy::order::QueueOrder;
 use crate::policy::victim::{Candidate, victim};
 use crate::prefix::Probe;
 use crate::table::{BlockCopy, BlockTable};
-use crate::units::{BlockSize, RequestId, Row};
+use crate::units::{BlockId, BlockSize, RequestId, Row};
 
 /// Waiting sequences that are looked at in one step.
 const MAX_CANDIDATES: usize = 32;
@@ -179,22 +182,6 @@ impl Scheduler {
         }
     }
 
-    /// Makes room for the first of the waiting, if it comes before sequences of a later rank that run.
-    fn preempt_lower_ranks(&mut self, step: &mut Step) {
-        if !self.config.preempt_lower_ranks {
-            return;
-        }
-        let Some((key, &index)) = self.waiting.first_key_value() else { return };
-        let rank = key.rank;
-        while let Some(&last) = self.running.last()
-            && self.sequences[last].key.rank > rank
-            && !self.fits(index)
-        {
-            self.running.pop();
-            self.preempt(step, last);
-        }
-    }
-
     fn chunk_for(&self, step: &Step, sequence: &Sequence) -> usize {
         let budget = self.config.max_num_batched_tokens - step.num_tokens;
         chunk(sequence.num_uncomputed(), budget.min(self.config.max_chunk_tokens))
@@ -281,7 +268,7 @@ impl Scheduler {
 
     /// Gives a waiting sequence all its blocks and its rows, or nothing.
     fn admit(&mut self, step: &mut Step, index: SeqIndex) -> Result<bool> {
-        if !self.fits(index) {
+        if !self.fits(index, Relief::default()) {
             return Ok(false);
         }
         // Nothing below can fail: between the probe and here nobody else takes blocks.
@@ -289,20 +276,29 @@ impl Scheduler {
         Ok(true)
     }
 
-    fn fits(&mut self, index: SeqIndex) -> bool {
+    /// Whether a waiting sequence may start, if so much is given back first.
+    pub(super) fn fits(&mut self, index: SeqIndex, relief: Relief) -> bool {
         let sequence = &self.sequences[index];
-        if sequence.num_samples > self.free_rows.len() {
+        if sequence.num_samples > self.free_rows.len() + relief.rows {
             return false;
         }
-        let probe = self.probe(index);
+        let mut probe = self.probe(index);
+        probe.idle_hits += relief.hits;
         let admission = Admission {
             new_blocks: self.first_blocks(index, probe.hits).sum(),
             idle_hits: probe.idle_hits,
-            available: self.cache.available(),
+            available: self.cache.available() + relief.blocks,
             watermark: self.config.watermark_blocks(),
-            alone: self.running.is_empty(),
+            alone: self.running.len() == relief.sequences,
         };
-        admission.fits() && self.forecast_fits(index, probe)
+        admission.fits() && self.forecast_fits(index, probe, relief)
+    }
+
+    /// The published blocks that a sequence would share.
+    pub(super) fn hits(&mut self, index: SeqIndex) -> HashSet<BlockId> {
+        let sequence = &self.sequences[index];
+        let max_hits = self.max_hits(sequence);
+        self.cache.hit_blocks(sequence.scope, &sequence.tokens, max_hits).collect()
     }
 
     /// The blocks that a sequence takes anew in each group when it starts with `hits` blocks found.
@@ -328,21 +324,22 @@ impl Scheduler {
     }
 
     /// Whether the worst moment to come fits the pool with one more sequence running. Alone, a sequence always fits.
-    fn forecast_fits(&mut self, index: SeqIndex, probe: Probe) -> bool {
-        if self.config.admission == AdmissionPolicy::Watermark || self.running.is_empty() {
+    fn forecast_fits(&mut self, index: SeqIndex, probe: Probe, relief: Relief) -> bool {
+        let num_running = self.running.len() - relief.sequences;
+        if self.config.admission == AdmissionPolicy::Watermark || num_running == 0 {
             return true;
         }
         let mut growths = std::mem::take(&mut self.growths);
         growths.clear();
         let mut own = 0;
-        for &running in &self.running {
+        for &running in &self.running[..num_running] {
             let sequence = &self.sequences[running];
             own += sequence.num_held().saturating_sub(sequence.shared_blocks * self.config.groups.len());
             self.push_growths(&mut growths, sequence, sequence.shared_blocks);
         }
         self.push_growths(&mut growths, &self.sequences[index], probe.hits);
         let counts = self.cache.counts();
-        let base = (counts.active + probe.idle_hits).saturating_sub(own);
+        let base = (counts.active + probe.idle_hits).saturating_sub(relief.blocks + own);
         let peak = peak_blocks(base, &mut growths, &self.config.groups, self.block_size);
         self.growths = growths;
         peak <= counts.total
