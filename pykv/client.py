@@ -1,5 +1,7 @@
 """An asynchronous client of `pykv-serve`."""
 
+import os
+import ssl
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import fields
 from types import TracebackType
@@ -21,7 +23,7 @@ from pykv.service.protocol import engine_pb2 as pb
 from pykv.service.servable import cardinality_of, path_of
 from pykv.service.served import ModelDescription
 
-__all__ = ["Client", "ServiceError"]
+__all__ = ["Client", "ServiceError", "tls_context"]
 
 DEFAULT_ADDRESS = "127.0.0.1:50051"
 ENGINE = pb.DESCRIPTOR.services_by_name["Engine"]
@@ -44,14 +46,20 @@ class Client:
 
     Args:
         address: HOST:PORT of the server; [HOST]:PORT for IPv6.
+        token: the bearer token that stands for a tenant.
+        tls: for a server with a certificate, see `tls_context`; None = plain text.
 
     Raises:
-        ConfigError: the address is none.
+        ConfigError: the address is none, or the token is no printable ASCII.
     """
 
-    def __init__(self, address: str = DEFAULT_ADDRESS) -> None:
+    def __init__(
+        self, address: str = DEFAULT_ADDRESS, *, token: str | None = None, tls: ssl.SSLContext | None = None
+    ) -> None:
         self._host, self._port = _split(address)
         self._address = address
+        self._metadata = {} if token is None else {"authorization": f"Bearer {_checked(token)}"}
+        self._tls = tls
         self._channel: PatientChannel | None = None
 
     async def __aenter__(self) -> Self:
@@ -121,7 +129,11 @@ class Client:
     async def health(self, service: str = ENGINE.full_name) -> str:
         """SERVING or NOT_SERVING: of the model's service, or, where `service` is empty, of the process."""
         stream: Stream[Any, HealthCheckResponse] = self._connect().request(
-            HEALTH_CHECK, Cardinality.UNARY_UNARY, HealthCheckRequest, HealthCheckResponse
+            HEALTH_CHECK,
+            Cardinality.UNARY_UNARY,
+            HealthCheckRequest,
+            HealthCheckResponse,
+            metadata=self._metadata,
         )
         reply = await self._exchange(stream, HealthCheckRequest(service=service))
         return HealthCheckResponse.ServingStatus.Name(reply.status)
@@ -164,11 +176,12 @@ class Client:
             GetMessageClass(method.input_type),
             GetMessageClass(method.output_type),
             timeout=timeout_seconds,
+            metadata=self._metadata,
         )
 
     def _connect(self) -> PatientChannel:
         if self._channel is None:
-            self._channel = PatientChannel(self._host, self._port)
+            self._channel = PatientChannel(self._host, self._port, self._tls)
         return self._channel
 
 
@@ -181,6 +194,37 @@ def _set_prompt(request: pb.GenerateRequest, prompt: str | Sequence[int]) -> Non
         request.token_ids.ids.extend(prompt)
     except (TypeError, ValueError) as error:
         raise InvalidRequestError(f"prompt holds what is no token id: {error}", "prompt") from error
+
+
+def tls_context(
+    authorities: str | os.PathLike[str] | None = None,
+    certificate: str | os.PathLike[str] | None = None,
+    key: str | os.PathLike[str] | None = None,
+) -> ssl.SSLContext:
+    """What a client needs to speak with a server that has a certificate.
+
+    Args:
+        authorities: PEM file of those who may have signed the server's certificate; None = those of the system.
+        certificate, key: PEM files that the client shows; None = it shows none.
+
+    Raises:
+        ConfigError: a file cannot be read, or is none.
+    """
+    try:
+        context = ssl.create_default_context(cafile=authorities)
+        if certificate is not None:
+            context.load_cert_chain(certificate, key)
+    except OSError as error:  # ssl.SSLError is one
+        reason = getattr(error, "reason", None) or error.strerror
+        raise ConfigError(f"the TLS files cannot be used: {reason}; allowed: PEM files") from error
+    context.set_alpn_protocols(["h2"])
+    return context
+
+
+def _checked(token: str) -> str:
+    if not (token and token.isascii() and token.isprintable() and " " not in token):
+        raise ConfigError("the token is empty or holds what no token may hold; allowed: printable ASCII")
+    return token
 
 
 def _split(address: str) -> tuple[str, int]:

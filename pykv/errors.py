@@ -46,7 +46,15 @@ class CapacityError(InvalidRequestError):
 
 
 class QueueFullError(PykvError):
-    """The waiting queue is at its limit; the request was not taken and may be tried again later."""
+    """The waiting queue is at its limit; the request was not taken and may be tried again later.
+
+    Attributes:
+        retry_seconds: after so long, where a server said so.
+    """
+
+    def __init__(self, message: str, retry_seconds: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_seconds = retry_seconds
 
 
 class DuplicateRequestError(PykvError, ValueError):

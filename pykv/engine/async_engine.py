@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
@@ -17,13 +18,27 @@ from pykv.engine.engine import Engine
 from pykv.engine.engine_thread import EngineThread
 from pykv.engine.request import Request
 from pykv.engine.stats import EngineStats
+from pykv.engine.timing import TimingCounts
 from pykv.errors import DuplicateRequestError, EngineDeadError, StepError
 from pykv.sampling.params import SamplingParams
+from pykv.text.chat import num_characters
 
 _TOKENIZING_THREADS = 2
 _CLOSING_SECONDS = 30.0
 _CLOSED = "the engine was closed"
 _log = logging.getLogger("pykv.engine")
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """What one stream asks for; `num_characters` is the length of its texts, 0 for token ids."""
+
+    new_request: Callable[[str], Request]
+    num_characters: int
+    params: SamplingParams
+    request_id: str | None
+    scope: bytes
+    tenant: bytes
 
 
 class AsyncEngine:
@@ -98,6 +113,10 @@ class AsyncEngine:
     ) -> None:
         await self.aclose()
 
+    def timing(self) -> TimingCounts:
+        """Returns what was measured so far of waits, tokens and stalls."""
+        return self.engine.steps.timing.counts()
+
     def generate(
         self,
         prompt: str | Sequence[int],
@@ -105,6 +124,7 @@ class AsyncEngine:
         *,
         request_id: str | None = None,
         scope: bytes = b"",
+        tenant: bytes = b"",
     ) -> DeltaStream:
         """Streams the continuation of a prompt.
 
@@ -114,15 +134,19 @@ class AsyncEngine:
             prompt: a text or token ids.
             request_id: for `abort`; must not be that of a live request. None = drawn.
             scope: requests of different scopes share no cached blocks.
+            tenant: who gets a fair share, where the config's queue_order is "fair_share".
 
         Raises (when the first delta is asked for):
             InvalidRequestError, CapacityError: the prompt or the parameters are not allowed, or can never fit.
             DuplicateRequestError, QueueFullError: the id is taken, the queue is full.
             EngineDeadError: also later: the engine has ended.
         """
-        return self._stream(
-            lambda name: self.engine.new_request(prompt, params, name), params, request_id, scope
-        )
+
+        def new_request(name: str) -> Request:
+            return self.engine.new_request(prompt, params, name)
+
+        num_characters = len(prompt) if isinstance(prompt, str) else 0
+        return self._stream(_Call(new_request, num_characters, params, request_id, scope, tenant))
 
     def chat(
         self,
@@ -131,6 +155,7 @@ class AsyncEngine:
         *,
         request_id: str | None = None,
         scope: bytes = b"",
+        tenant: bytes = b"",
         template_options: Mapping[str, Any] | None = None,
     ) -> DeltaStream:
         """Streams the answer to a chat: messages with `role` and `content`; otherwise as `generate`."""
@@ -138,7 +163,8 @@ class AsyncEngine:
         def new_request(name: str) -> Request:
             return self.engine.new_request(self.engine.encode_chat(messages, template_options), params, name)
 
-        return self._stream(new_request, params, request_id, scope)
+        length = num_characters(messages)
+        return self._stream(_Call(new_request, length, params, request_id, scope, tenant))
 
     async def abort(self, request_id: str) -> bool:
         """Ends a request; its stream gets a last delta with finish reason "abort".
@@ -161,42 +187,31 @@ class AsyncEngine:
         """Returns the counters and gauges as they are now."""
         return self.engine.stats()
 
-    def _stream(
-        self,
-        new_request: Callable[[str], Request],
-        params: SamplingParams,
-        request_id: str | None,
-        scope: bytes,
-    ) -> DeltaStream:
-        name = uuid.uuid4().hex if request_id is None else request_id
+    def _stream(self, call: _Call) -> DeltaStream:
+        return DeltaStream(lambda: self._open(call), self._abandon)
 
-        def open_channel() -> Awaitable[Channel]:
-            return self._open(new_request, params, name, scope)
-
-        return DeltaStream(open_channel, self._abandon)
-
-    async def _open(
-        self, new_request: Callable[[str], Request], params: SamplingParams, name: str, scope: bytes
-    ) -> Channel:
-        """Reserves the id, checks and encodes on a thread, submits."""
+    async def _open(self, call: _Call) -> Channel:
+        """Reserves the id and a place in the queue, checks and encodes on a thread, submits."""
         self._check_serving()
-        self.engine.check_queue(params.n)  # before the work of encoding
-        loop = asyncio.get_running_loop()
-        channel = Channel(name, loop, self._max_pending_tokens)
-        if self._live.setdefault(name, channel) is not channel:
-            raise DuplicateRequestError(f"request_id {name[:80]!r} is live already")
-        try:
-            request = await loop.run_in_executor(self._tokenizing, new_request, name)
-            self._submit(request, channel, scope)
-        except BaseException:
-            self._abandon(channel)
-            raise
+        self.engine.check_characters(call.num_characters)
+        with self.engine.steps.preparing(call.params.n):
+            loop = asyncio.get_running_loop()
+            name = uuid.uuid4().hex if call.request_id is None else call.request_id
+            channel = Channel(name, loop, self._max_pending_tokens)
+            if self._live.setdefault(name, channel) is not channel:
+                raise DuplicateRequestError(f"request_id {name[:80]!r} is live already")
+            try:
+                request = await loop.run_in_executor(self._tokenizing, call.new_request, name)
+                self._submit(request, channel, call)
+            except BaseException:
+                self._abandon(channel)
+                raise
         return channel
 
-    def _submit(self, request: Request, channel: Channel, scope: bytes) -> None:
+    def _submit(self, request: Request, channel: Channel, call: _Call) -> None:
         request.receiver = channel
         self._check_serving()
-        self.engine.steps.submit(request, scope)
+        self.engine.steps.submit(request, call.scope, call.tenant)
         channel.request = request
         self._check_serving()  # the thread may have ended meanwhile, and told only those that it knew
         if channel.is_aborted:

@@ -11,6 +11,7 @@ from pykv.errors import ConfigError
 from pykv.kv_format import DtypeFormat, kv_format_names, kv_format_of
 
 ADMISSIONS = ("forecast", "watermark")
+QUEUE_ORDERS = ("fcfs", "longest_prefix", "fair_share")
 DTYPES = ("auto", "float32", "bfloat16")
 PREEMPTIONS = ("auto", "recompute", "swap")
 ATTENTION_BACKENDS = ("auto", "cpu", "torch", "triton")
@@ -43,6 +44,9 @@ class EngineConfig:
         admission: "forecast" admits a request when the worst moment to come fits the pool too, if outputs turn
             out as long as expected; "watermark" when its blocks can be given now.
         max_queued_requests: most samples that wait; more are refused.
+        max_queued_tokens: most tokens of prompts that wait; more are refused; None = no limit.
+        queue_order: who of those that wait is next: "fcfs" = who came first, "longest_prefix" = who finds most of the
+            prompt in the cache, "fair_share" = equal shares of tokens for all tenants.
 
     Raises:
         ConfigError: a value is not allowed.
@@ -66,11 +70,19 @@ class EngineConfig:
     watermark: float = 0.01
     admission: str = "forecast"
     max_queued_requests: int = 1024
+    max_queued_tokens: int | None = None
+    queue_order: str = "fcfs"
 
     def __post_init__(self) -> None:
         for name in ("block_size", "max_num_seqs", "max_num_batched_tokens", "max_queued_requests"):
             _check_integer(name, getattr(self, name), 1)
-        optional = {"num_blocks": 2, "kv_memory_bytes": 1, "max_model_len": 2, "max_chunk_tokens": 1}
+        optional = {
+            "num_blocks": 2,
+            "kv_memory_bytes": 1,
+            "max_model_len": 2,
+            "max_chunk_tokens": 1,
+            "max_queued_tokens": 1,
+        }
         for name, least in optional.items():
             if getattr(self, name) is not None:
                 _check_integer(name, getattr(self, name), least)
@@ -92,6 +104,7 @@ class EngineConfig:
             _refuse("enable_prefix_caching", self.enable_prefix_caching, "true or false")
         _check_share("watermark", self.watermark)
         _check_choice("admission", self.admission, ADMISSIONS)
+        _check_choice("queue_order", self.queue_order, QUEUE_ORDERS)
 
     @classmethod
     def from_mapping(cls, options: Mapping[str, Any]) -> EngineConfig:

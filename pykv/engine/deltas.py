@@ -59,7 +59,7 @@ class StepDeltas:
         if request not in self._last:
             self.add(request.sequences[-1], ())
         place = self._last[request]
-        self.items[place] = (request, replace(self.items[place][1], usage=_usage(summary)))
+        self.items[place] = (request, replace(self.items[place][1], usage=_usage(request, summary)))
         return ended
 
 
@@ -80,7 +80,7 @@ def _take_prompt_logprobs(request: Request) -> tuple[TokenLogprobs | None, ...] 
     return scores.entries()
 
 
-def _usage(summary: RequestSummary) -> Usage:
+def _usage(request: Request, summary: RequestSummary) -> Usage:
     return Usage(
         prompt_tokens=summary.prompt_tokens,
         cached_tokens=summary.cached_tokens,
@@ -88,5 +88,5 @@ def _usage(summary: RequestSummary) -> Usage:
         preemptions=summary.preemptions,
         recomputed_tokens=summary.recomputed_tokens,
         swapped_blocks=summary.swapped_blocks,
-        stalled_ms=summary.stalled_seconds * 1e3,
+        stalled_ms=max(request.stalled_seconds, summary.stalled_seconds) * 1e3 if summary.preemptions else 0.0,
     )

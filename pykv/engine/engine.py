@@ -203,13 +203,14 @@ class Engine:
         token_ids = self.tokenizer.encode_chat(messages, template_options)
         return checked_ids(token_ids, self.vocab_size, self.max_model_len)
 
-    def check_queue(self, num_samples: int) -> None:
-        """Says early, before a prompt is encoded, that the queue is full; from any thread.
+    def check_characters(self, num_characters: int) -> None:
+        """Says early, without looking at it, that a text is too long to be encoded; from any thread.
 
         Raises:
-            QueueFullError: so many samples more may not wait.
+            CapacityError: it must have more tokens than a sequence may have.
         """
-        self.steps.check_queue(num_samples)
+        if self.tokenizer is not None:
+            check_length(num_characters, self.tokenizer, self.max_model_len)
 
     def new_request(self, prompt: Prompt, params: SamplingParams, request_id: str | None = None) -> Request:
         """Checks a request without queueing it; from any thread.
@@ -284,6 +285,8 @@ class Engine:
             admission=config.admission,
             enable_prefix_caching=config.enable_prefix_caching,
             max_queued_requests=config.max_queued_requests,
+            max_queued_tokens=config.max_queued_tokens,
+            queue_order=config.queue_order,
         )
 
 

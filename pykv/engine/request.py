@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -31,6 +32,8 @@ class Request:
         prompt_scores: the prompt's log probabilities so far, if they were asked for.
         receiver: whom the asynchronous engine hands its deltas to.
         id: the scheduler's number, set once it was taken.
+        submitted_at, started_at: on the monotonic clock, in seconds; when it was made, and when it first got a row.
+        stalled_seconds: how long its samples stood still after preemptions, added up.
     """
 
     __slots__ = (
@@ -44,6 +47,9 @@ class Request:
         "request_id",
         "seed",
         "sequences",
+        "stalled_seconds",
+        "started_at",
+        "submitted_at",
     )
 
     def __init__(
@@ -67,6 +73,9 @@ class Request:
         count = params.prompt_logprobs
         self.prompt_scores = None if count is None else PromptScores(prompt, count)
         self.receiver: Any = None
+        self.submitted_at = time.monotonic()
+        self.started_at: float | None = None
+        self.stalled_seconds = 0.0
 
 
 class Sequence:
@@ -79,6 +88,8 @@ class Sequence:
         finish_reason: None while it runs.
         stop_reason: the stop string or stop token that was met.
         error: what went wrong, if something did.
+        token_at: when it got its last token, on the monotonic clock, in seconds.
+        was_placed, is_resuming: whether it ever got a row; whether it got one again and no token since.
     """
 
     __slots__ = (
@@ -86,10 +97,13 @@ class Sequence:
         "error",
         "finish_reason",
         "index",
+        "is_resuming",
         "output_token_ids",
         "request",
         "stop_reason",
         "text",
+        "token_at",
+        "was_placed",
     )
 
     def __init__(self, request: Request, index: int) -> None:
@@ -101,6 +115,8 @@ class Sequence:
         self.finish_reason: str | None = None
         self.stop_reason: int | str | None = None
         self.error: str | None = None
+        self.token_at: float | None = None
+        self.was_placed = self.is_resuming = False
 
     def placement(self) -> Placement:
         """Returns what the sampler must know when the sequence gets a row."""

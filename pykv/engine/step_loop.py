@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +20,7 @@ from pykv.engine.runner import Runner
 from pykv.engine.scored_rows import ScoredRow, add_scores, scored_rows
 from pykv.engine.stats import Counters, EngineStats, engine_stats
 from pykv.engine.step_tensors import StepViews
+from pykv.engine.timing import Timing
 from pykv.errors import QueueFullError, StepError
 from pykv.sampling.sampler import Sampler, Samples
 from pykv.scheduler import (
@@ -64,6 +67,8 @@ class StepLoop:
         chooses = config.num_host_blocks > 1 and config.preemption == "auto"
         self._prefill_meter = PrefillMeter() if chooses else None
         self._seconds_per_block = seconds_per_block(runner) if chooses else 0.0
+        self.timing = Timing()
+        self._num_preparing = 0
         self._submitting = threading.Lock()
         self._stepping = threading.Lock()
 
@@ -76,21 +81,33 @@ class StepLoop:
         """Returns the requests that have not ended."""
         return list(self._requests.values())
 
-    def check_queue(self, num_samples: int) -> None:
-        """Says early what `submit` would say of a full queue.
+    @contextmanager
+    def preparing(self, num_samples: int) -> Iterator[None]:
+        """Holds places of the queue for a request that is being encoded, so that no work is done in vain.
 
         Raises:
-            QueueFullError: so many samples more may not wait.
+            QueueFullError: so many samples more may not wait; nothing was changed.
         """
-        limit, waiting = self._scheduler.config.max_queued_requests, self._scheduler.stats().num_waiting
-        if waiting + num_samples > limit:
-            raise QueueFullError(f"{waiting} samples wait and n is {num_samples}; allowed: {limit} that wait")
+        limit = self._scheduler.config.max_queued_requests
+        with self._submitting:
+            waiting = self._scheduler.stats().num_waiting + self._num_preparing
+            if waiting + num_samples > limit:
+                raise QueueFullError(
+                    f"{waiting} samples wait and n is {num_samples}; allowed: {limit} that wait"
+                )
+            self._num_preparing += num_samples
+        try:
+            yield
+        finally:
+            with self._submitting:
+                self._num_preparing -= num_samples
 
-    def submit(self, request: Request, scope: bytes = b"") -> None:
+    def submit(self, request: Request, scope: bytes = b"", tenant: bytes = b"") -> None:
         """Queues a request.
 
         Args:
             scope: requests of different scopes share no blocks.
+            tenant: who pays for it, where the queue's order is "fair_share".
 
         Raises:
             CapacityError, InvalidRequestError, QueueFullError: see `Scheduler.submit`; nothing was changed.
@@ -102,6 +119,7 @@ class StepLoop:
                 num_samples=request.params.n,
                 scope=scope,
                 reuse_cached=request.prompt_scores is None,
+                tenant=tenant,
             )
             self._requests[request.id] = request
             self._counters.num_requests += 1
@@ -200,6 +218,7 @@ class StepLoop:
 
     def _place(self, plan: Plan, buffers: StepBuffers) -> None:
         """Tells the sampler about the sequences that got a row."""
+        now = time.monotonic()
         requests = buffers.placed_requests[: plan.num_placed].tolist()
         children = buffers.placed_children[: plan.num_placed].tolist()
         rows = buffers.placed_rows[: plan.num_placed].tolist()
@@ -207,6 +226,7 @@ class StepLoop:
             sequence = self._requests[request_id].sequences[child]
             self._by_row[row] = sequence
             self._sampler.place(row, sequence.placement())
+            self.timing.place(sequence, now)
             if sequence.request.prompt_scores is not None:
                 self._scored.add(sequence.request)
 
@@ -252,6 +272,7 @@ class StepLoop:
         rows = buffers.sample_rows[: plan.num_samples].tolist()
         reasons = buffers.finish_reasons[: plan.num_samples].tolist()
         tokens = samples.token_ids.tolist()
+        now = time.monotonic()
         for index, (row, token, reason) in enumerate(zip(rows, tokens, reasons, strict=True)):
             sequence = self._sequence_of(row)
             if reason in DOES_NOT_COUNT:
@@ -267,6 +288,7 @@ class StepLoop:
                     deltas.add(sequence, ())
             else:
                 self._finish(sequence, FINISH_REASONS[reason])
+                self.timing.token(sequence, now)
                 entry = samples.logprobs.get(index)
                 deltas.add(sequence, (token,), None if entry is None else (entry,))
 
@@ -283,6 +305,7 @@ class StepLoop:
     def _end(self, summaries: list[RequestSummary], deltas: StepDeltas) -> None:
         for summary in summaries:
             request = self._requests.pop(summary.request)
+            self.timing.end(request, summary)
             for sequence in deltas.end(request, summary):
                 self._counters.num_finished[sequence.finish_reason or ""] += 1
             self._counters.num_prompt_tokens += summary.prompt_tokens

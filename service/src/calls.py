@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -12,13 +13,25 @@ from grpclib.const import Handler, Status
 from grpclib.server import Stream
 from h2.exceptions import StreamClosedError
 
-from pykv.service.status import error_metadata, innermost, is_unexpected, message_of, status_of
+from pykv.service.status import (
+    error_metadata,
+    innermost,
+    is_unexpected,
+    message_of,
+    retry_details,
+    retry_metadata,
+    retry_seconds_of,
+    status_of,
+)
 from pykv.service.transport.stream import BoundedStream
 
 __all__ = ["Calls", "guarded"]
 
 AnyStream = Stream[Any, Any]
 Method = Callable[[AnyStream], Awaitable[None]]
+
+PACE_CALLS = 64
+LEAST_RETRY_SECONDS, MOST_RETRY_SECONDS = 0.1, 30.0
 
 log = structlog.get_logger("pykv.service")
 
@@ -53,15 +66,39 @@ class Call:
             self._is_running = False
 
 
+class Pace:
+    """How fast calls end, as far as the last of them tell."""
+
+    def __init__(self) -> None:
+        self._ends: deque[float] = deque(maxlen=PACE_CALLS)
+
+    def end(self) -> None:
+        """A call has ended."""
+        self._ends.append(time.monotonic())
+
+    def seconds_until_half_have_ended(self, num_calls: int) -> float:
+        """In what time half of so many calls end at the present pace, within bounds."""
+        if len(self._ends) < 2:
+            return LEAST_RETRY_SECONDS
+        seconds_a_call = (time.monotonic() - self._ends[0]) / len(self._ends)
+        return min(max(num_calls / 2 * seconds_a_call, LEAST_RETRY_SECONDS), MOST_RETRY_SECONDS)
+
+
 class Calls:
     """The calls in flight of one or more services."""
 
     def __init__(self) -> None:
         self._calls: set[Call] = set()
         self._ended = anyio.Event()
+        self._pace = Pace()
+        self._by_status: Counter[str] = Counter()
 
     def __len__(self) -> int:
         return len(self._calls)
+
+    def ended_by_status(self) -> dict[str, int]:
+        """How many calls have ended, by the name of their status; those that their clients left as CANCELLED."""
+        return dict(self._by_status)
 
     def end_all(self, error: BaseException) -> None:
         """Ends every call with the status of `error`."""
@@ -81,40 +118,58 @@ class Calls:
         """
         call = Call(_timeout_of(stream))
         self._calls.add(call)
+        status = Status.CANCELLED
         try:
             await call.run(method(stream))
         except Exception as error:
-            await _refuse(stream, innermost(error))
+            cause = innermost(error)
+            status = status_of(cause)
+            await _refuse(stream, cause, self._pace.seconds_until_half_have_ended(len(self)))
+        else:
+            status = Status.OK
+            self._pace.end()
         finally:
             self._calls.discard(call)
             self._ended.set()
+            self._by_status[status.name] += 1
 
 
 class GuardedService:
     """A service whose every method is run by `Calls.run`."""
 
-    def __init__(self, service: IServable, calls: Calls) -> None:
+    def __init__(self, service: IServable, calls: Calls, check: Callable[[AnyStream], object]) -> None:
         self._service = service
         self._calls = calls
+        self._check = check
 
     def __mapping__(self) -> dict[str, Handler]:
         return {path: self._guarded(path, handler) for path, handler in self._service.__mapping__().items()}
 
     def _guarded(self, path: str, handler: Handler) -> Handler:
+        async def checked(stream: AnyStream) -> None:
+            self._check(stream)
+            await handler.func(stream)
+
         async def call(stream: AnyStream) -> None:
             start = time.monotonic()
             with structlog.contextvars.bound_contextvars(method=path):
                 try:
-                    await self._calls.run(stream, handler.func)
+                    await self._calls.run(stream, checked)
                 finally:
                     log.debug("call ended", seconds=round(time.monotonic() - start, 6))
 
         return handler._replace(func=call)
 
 
-def guarded(service: IServable, calls: Calls) -> IServable:
-    """The same service, its calls counted, bounded in time and answered in every case."""
-    return GuardedService(service, calls)
+def guarded(
+    service: IServable, calls: Calls, check: Callable[[AnyStream], object] = lambda stream: None
+) -> IServable:
+    """The same service, its calls counted, bounded in time and answered in every case.
+
+    Args:
+        check: raises where the call may not be made.
+    """
+    return GuardedService(service, calls, check)
 
 
 def _timeout_of(stream: AnyStream) -> float | None:
@@ -122,7 +177,7 @@ def _timeout_of(stream: AnyStream) -> float | None:
     return inner.timeout_seconds if isinstance(inner, BoundedStream) else None
 
 
-async def _refuse(stream: AnyStream, error: BaseException) -> None:
+async def _refuse(stream: AnyStream, error: BaseException, queue_seconds: float) -> None:
     """Ends the call with the status of `error`, if its client is still there."""
     status = status_of(error)
     if is_unexpected(error):
@@ -130,12 +185,19 @@ async def _refuse(stream: AnyStream, error: BaseException) -> None:
     else:
         log.info("call refused", status=status.name, error=message_of(error))
     try:
-        await _send_status(stream, error, status)
+        await _send_status(stream, error, status, retry_seconds_of(error, queue_seconds))
     except StreamClosedError:
         log.debug("client gone")
 
 
-async def _send_status(stream: AnyStream, error: BaseException, status: Status) -> None:
+async def _send_status(
+    stream: AnyStream, error: BaseException, status: Status, retry_seconds: float | None
+) -> None:
+    has_begun = stream._send_initial_metadata_done
+    metadata, details = error_metadata(error), None
+    if retry_seconds is not None and not has_begun:  # what was begun cannot be begun again
+        metadata |= retry_metadata(retry_seconds)
+        details = retry_details(retry_seconds)
     await stream.send_trailing_metadata(
-        status=status, status_message=message_of(error), metadata=error_metadata(error)
+        status=status, status_message=message_of(error), status_details=details, metadata=metadata
     )

@@ -1,19 +1,23 @@
 """The daemon from its socket to its end: it answers at once, and serves once the model is loaded."""
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import anyio
 import structlog
 from grpclib._typing import IServable
+from grpclib.health.service import Health
 from grpclib.reflection.service import ServerReflection
 
 from pykv.service.calls import Calls, guarded
 from pykv.service.engine_service import EngineService
 from pykv.service.health import HealthState, watch_engine
-from pykv.service.listening import BACKLOG, address_of, bind
+from pykv.service.listening import address_of, bind
+from pykv.service.metrics import DaemonCollector, MetricsEndpoint
 from pykv.service.options import ServeOptions
 from pykv.service.protocol.engine_pb2 import DESCRIPTOR
+from pykv.service.reload import Credentials
 from pykv.service.servable import DescribedService
 from pykv.service.served import ModelDescription, ServedModel
 from pykv.service.shutdown import Shutdown
@@ -46,8 +50,18 @@ class Daemon:
         self._shutdown = Shutdown()
         self._ready = anyio.Event()
         self._address = ""
-        self._engine_service = EngineService()
+        self._credentials = Credentials(options)
+        self._gate = self._credentials.gate
+        self._engine_service = EngineService(self._gate)
         self._server = CallServer(self._services(), _limits(options))
+        self._collector = DaemonCollector(
+            self._gate,
+            self._calls,
+            self._health,
+            options.metrics_aliases,
+            lambda: self._server.num_connections,
+        )
+        self._metrics: MetricsEndpoint | None = None
 
     async def run(self) -> None:
         """Serves until a signal asks for the end.
@@ -58,20 +72,34 @@ class Daemon:
         """
         listener = bind(self._options.host, self._options.port)
         self._address = address_of(listener)
-        await self._server.start(sock=listener, backlog=BACKLOG)
+        await self._server.listen(listener, self._credentials.tls)
         try:
-            async with anyio.create_task_group() as tasks:
-                await tasks.start(self._shutdown.watch_signals)  # before the model is read: that takes long
-                await self._serve()
-                tasks.cancel_scope.cancel()
+            async with self._metrics_endpoint():
+                await self._run()
         finally:
             with anyio.CancelScope(shield=True):
                 await self._server.end()
+
+    async def _run(self) -> None:
+        async with anyio.create_task_group() as tasks:
+            await tasks.start(self._shutdown.watch_signals)  # before the model is read: that takes long
+            await tasks.start(self._credentials.watch, self._server)
+            await self._serve()
+            tasks.cancel_scope.cancel()
 
     @property
     def address(self) -> str:
         """HOST:PORT that is listened on; empty before."""
         return self._address
+
+    @property
+    def metrics_address(self) -> str:
+        """HOST:PORT of the metrics; empty where there are none."""
+        return "" if self._metrics is None else self._metrics.address
+
+    async def reload(self) -> None:
+        """Reads the files of credentials again, as SIGHUP does."""
+        await self._credentials.reload(self._server)
 
     async def wait_ready(self) -> None:
         """Returns once requests are served."""
@@ -87,6 +115,7 @@ class Daemon:
             return
         async with served.engine, anyio.create_task_group() as tasks:
             self._engine_service.serve(served)
+            self._collector.serve(served)
             tasks.start_soon(
                 watch_engine, served.engine, self._health, self._calls, self._options.progress_timeout
             )
@@ -132,7 +161,25 @@ class Daemon:
         engine = DescribedService(DESCRIPTOR.services_by_name["Engine"], self._engine_service)
         others = ServerReflection.extend([engine, self._health.service(engine)])[1:]
         other_calls = Calls()
-        return [guarded(engine, self._calls), *(guarded(service, other_calls) for service in others)]
+        health = [
+            service for service in others if isinstance(service, Health)
+        ]  # for probes, which have no token
+        reflection = [service for service in others if not isinstance(service, Health)]
+        return [
+            guarded(engine, self._calls),
+            *(guarded(service, other_calls) for service in health),
+            *(guarded(service, other_calls, self._gate.account_of) for service in reflection),
+        ]
+
+    @asynccontextmanager
+    async def _metrics_endpoint(self) -> AsyncIterator[None]:
+        port = self._options.metrics_port
+        if port is None:
+            yield
+            return
+        async with MetricsEndpoint(self._collector, self._options.metrics_host, port) as self._metrics:
+            log.info("metrics served", address=self._metrics.address)
+            yield
 
 
 def _limits(options: ServeOptions) -> TransportLimits:

@@ -6,16 +6,17 @@ from dataclasses import fields
 from typing import Any
 
 import anyio
-import structlog
 from grpclib.server import Stream
 
-from pykv.engine.outputs import OutputDelta, Usage
+from pykv.engine.outputs import OutputDelta
 from pykv.engine.stats import EngineStats
 from pykv.errors import PykvError
+from pykv.service.access import Gate
+from pykv.service.caller import Caller, log_end
 from pykv.service.errors import EngineStalledError, ModelLoadingError
 from pykv.service.messages import params_of, responses_of, stats_message
 from pykv.service.protocol import engine_pb2 as pb
-from pykv.service.requests import check_salt, messages_of, prompt_of, receive, request_id_of
+from pykv.service.requests import messages_of, prompt_of, receive
 from pykv.service.served import ModelDescription, ServedModel, TokenEngine
 
 __all__ = ["EngineService"]
@@ -26,8 +27,6 @@ STATS_THREADS = 2
 ResponseStream = Stream[Any, pb.GenerateResponse]
 Deltas = AsyncGenerator[OutputDelta, None]
 
-log = structlog.get_logger("pykv.service")
-
 
 class FailedSequenceError(PykvError):
     """A sequence ended because something went wrong in the engine."""
@@ -36,7 +35,8 @@ class FailedSequenceError(PykvError):
 class EngineService:
     """Serves one model, once it is loaded."""
 
-    def __init__(self) -> None:
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
         self._served: ServedModel | None = None
         self._stats_threads = anyio.CapacityLimiter(STATS_THREADS)
 
@@ -46,32 +46,38 @@ class EngineService:
 
     async def Generate(self, stream: Stream[pb.GenerateRequest, pb.GenerateResponse]) -> None:  # noqa: N802
         """Continues a prompt."""
-        request = await receive(stream)
-        served, request_id = self._model(), request_id_of(request.request_id)
-        with structlog.contextvars.bound_contextvars(request_id=request_id):
-            prompt = prompt_of(request, served.description.max_model_len)
-            params, scope = params_of(request.sampling), check_salt(request.cache_salt)
-            deltas = served.engine.generate(prompt, params, request_id=request_id, scope=scope)
-            await _pass_on(deltas, request_id, stream)
+        account = self._gate.account_of(stream)
+        with account.call():
+            request = await receive(stream)
+            served, caller = self._model(), Caller.of(account, request)
+            with caller.logged():
+                prompt = prompt_of(request, served.description.max_model_len)
+                params = params_of(request.sampling)
+                caller.charge_for(prompt)
+                await _pass_on(served.engine.generate(prompt, params, **caller.names()), caller, stream)
 
     async def Chat(self, stream: Stream[pb.ChatRequest, pb.GenerateResponse]) -> None:  # noqa: N802
         """Answers a conversation."""
-        request = await receive(stream)
-        served, request_id = self._model(), request_id_of(request.request_id)
-        with structlog.contextvars.bound_contextvars(request_id=request_id):
-            messages = messages_of(request)
-            params, scope = params_of(request.sampling), check_salt(request.cache_salt)
-            deltas = served.engine.chat(messages, params, request_id=request_id, scope=scope)
-            await _pass_on(deltas, request_id, stream)
+        account = self._gate.account_of(stream)
+        with account.call():
+            request = await receive(stream)
+            served, caller = self._model(), Caller.of(account, request)
+            with caller.logged():
+                messages = messages_of(request)
+                params = params_of(request.sampling)
+                caller.charge_for("".join(message["content"] for message in messages))
+                await _pass_on(served.engine.chat(messages, params, **caller.names()), caller, stream)
 
     async def Abort(self, stream: Stream[pb.AbortRequest, pb.AbortResponse]) -> None:  # noqa: N802
         """Ends a request by its name."""
+        account = self._gate.account_of(stream)
         request = await receive(stream)
-        aborted = await self._model().engine.abort(request.request_id)
+        aborted = await self._model().engine.abort(account.tenant.own_id(request.request_id))
         await stream.send_message(pb.AbortResponse(aborted=aborted))
 
     async def GetModel(self, stream: Stream[pb.GetModelRequest, pb.GetModelResponse]) -> None:  # noqa: N802
         """Says what is served."""
+        self._gate.account_of(stream)
         await receive(stream)
         description = self._model().description
         values = {entry.name: getattr(description, entry.name) for entry in fields(ModelDescription)}
@@ -79,6 +85,7 @@ class EngineService:
 
     async def GetStats(self, stream: Stream[pb.GetStatsRequest, pb.GetStatsResponse]) -> None:  # noqa: N802
         """Counts, taken in a thread: the engine's lock may be held by a step that hangs."""
+        self._gate.operator_of(stream)
         await receive(stream)
         stats = await self._stats(self._model().engine)
         await stream.send_message(stats_message(stats))
@@ -96,7 +103,7 @@ class EngineService:
         return self._served
 
 
-async def _pass_on(deltas: Deltas, request_id: str, stream: ResponseStream) -> None:
+async def _pass_on(deltas: Deltas, caller: Caller, stream: ResponseStream) -> None:
     """Sends deltas as they come. Whatever ends this, the request in the engine ends with it.
 
     While a send waits for the client, the engine merges the deltas that follow and bounds how many wait.
@@ -105,19 +112,16 @@ async def _pass_on(deltas: Deltas, request_id: str, stream: ResponseStream) -> N
         FailedSequenceError: at the end, where a sequence failed.
     """
     failed: FailedSequenceError | None = None
+    request_id = caller.request_id
     async with aclosing(deltas):
         async for delta in deltas:
+            caller.charge(delta)
             for response in responses_of(delta, request_id):
                 await stream.send_message(response)
             request_id = ""  # said once
             if delta.finish_reason == "error":
                 failed = FailedSequenceError(delta.error or "the sequence failed")
             if delta.usage is not None:
-                _log_end(delta.finish_reason, delta.usage)
+                log_end(delta.finish_reason, delta.usage)
     if failed is not None:
         raise failed
-
-
-def _log_end(finish_reason: str | None, usage: Usage) -> None:
-    values = {entry.name: getattr(usage, entry.name) for entry in fields(Usage)}
-    log.info("request ended", finish_reason=finish_reason, **values)

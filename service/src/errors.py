@@ -2,7 +2,15 @@
 
 from pykv.errors import PykvError
 
-__all__ = ["ClientTooSlowError", "EngineStalledError", "ModelLoadingError", "ShuttingDownError"]
+__all__ = [
+    "ClientTooSlowError",
+    "EngineStalledError",
+    "ForbiddenError",
+    "ModelLoadingError",
+    "ShuttingDownError",
+    "TenantLimitError",
+    "UnauthenticatedError",
+]
 
 
 class ClientTooSlowError(PykvError):
@@ -19,3 +27,23 @@ class ModelLoadingError(PykvError):
 
 class ShuttingDownError(PykvError):
     """The daemon is about to end; the call may be tried on another one."""
+
+
+class UnauthenticatedError(PykvError):
+    """No tenant stands behind the call."""
+
+
+class ForbiddenError(PykvError):
+    """The tenant behind the call may not make it."""
+
+
+class TenantLimitError(PykvError):
+    """The tenant uses as much as it may.
+
+    Attributes:
+        retry_seconds: after so long the call may be tried again.
+    """
+
+    def __init__(self, message: str, retry_seconds: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_seconds = retry_seconds

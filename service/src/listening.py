@@ -4,10 +4,9 @@ import errno
 import socket
 
 from pykv.errors import ConfigError
+from pykv.service.transport.server import BACKLOG
 
 __all__ = ["address_of", "bind"]
-
-BACKLOG = 1024
 
 
 def bind(host: str, port: int) -> socket.socket:

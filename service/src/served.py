@@ -7,6 +7,7 @@ from typing import Protocol, Self
 
 from pykv.engine.outputs import OutputDelta
 from pykv.engine.stats import EngineStats
+from pykv.engine.timing import TimingCounts
 from pykv.sampling import SamplingParams
 
 __all__ = ["ModelDescription", "ServedModel", "TokenEngine"]
@@ -32,7 +33,13 @@ class TokenEngine(Protocol):
         """When the last step ended, on the monotonic clock, in seconds; now, while there is no work."""
 
     def generate(
-        self, prompt: str | Sequence[int], params: SamplingParams, *, request_id: str, scope: bytes
+        self,
+        prompt: str | Sequence[int],
+        params: SamplingParams,
+        *,
+        request_id: str,
+        scope: bytes,
+        tenant: bytes,
     ) -> AsyncGenerator[OutputDelta, None]:
         """Streams a continuation; closing the generator ends the request."""
 
@@ -43,6 +50,7 @@ class TokenEngine(Protocol):
         *,
         request_id: str,
         scope: bytes,
+        tenant: bytes,
     ) -> AsyncGenerator[OutputDelta, None]:
         """Streams an answer; closing the generator ends the request."""
 
@@ -50,7 +58,10 @@ class TokenEngine(Protocol):
         """Ends a request by its name."""
 
     def stats(self) -> EngineStats:
-        """Counts at this moment."""
+        """Counts at this moment; may wait for a step that plans."""
+
+    def timing(self) -> TimingCounts:
+        """What was measured so far of waits, tokens and stalls."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,5 +1,10 @@
 """How an exception becomes a status: one table, and texts that are safe to send."""
 
+import math
+
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import Message
+from google.rpc.error_details_pb2 import RetryInfo
 from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 
@@ -15,15 +20,27 @@ from pykv.errors import (
     QueueFullError,
     UnknownRequestError,
 )
-from pykv.service.errors import ClientTooSlowError, EngineStalledError, ModelLoadingError, ShuttingDownError
+from pykv.service.errors import (
+    ClientTooSlowError,
+    EngineStalledError,
+    ForbiddenError,
+    ModelLoadingError,
+    ShuttingDownError,
+    TenantLimitError,
+    UnauthenticatedError,
+)
 
 __all__ = [
     "ERROR_KEY",
     "FIELD_KEY",
+    "RETRY_KEY",
     "error_metadata",
     "innermost",
     "is_unexpected",
     "message_of",
+    "retry_details",
+    "retry_metadata",
+    "retry_seconds_of",
     "status_of",
 ]
 
@@ -35,6 +52,9 @@ STATUSES: tuple[tuple[type[BaseException], Status], ...] = (
     (QueueFullError, Status.RESOURCE_EXHAUSTED),
     (OutOfBlocksError, Status.RESOURCE_EXHAUSTED),
     (ClientTooSlowError, Status.RESOURCE_EXHAUSTED),
+    (TenantLimitError, Status.RESOURCE_EXHAUSTED),
+    (UnauthenticatedError, Status.UNAUTHENTICATED),
+    (ForbiddenError, Status.PERMISSION_DENIED),
     (TimeoutError, Status.DEADLINE_EXCEEDED),
     (EngineDeadError, Status.UNAVAILABLE),
     (EngineStalledError, Status.UNAVAILABLE),
@@ -49,7 +69,11 @@ ERROR_KEY = "pykv-error"
 FIELD_KEY = "pykv-field"
 """Trailing metadata: the field of the request that was refused."""
 
+RETRY_KEY = "retry-after-ms"
+"""Trailing metadata: after how many milliseconds a refused call may be tried again."""
+
 MESSAGE_CHARACTERS = 300
+RETRY_SECONDS = 1.0
 
 
 def innermost(error: BaseException) -> BaseException:
@@ -94,6 +118,30 @@ def error_metadata(error: BaseException) -> dict[str, str]:
     if isinstance(field, str) and field.isidentifier() and field.isascii():
         metadata[FIELD_KEY] = field
     return metadata
+
+
+def retry_seconds_of(error: BaseException, queue_seconds: float) -> float | None:
+    """After how long a call that was refused may be tried again; None where that would not help.
+
+    Args:
+        queue_seconds: what to say of a full queue.
+    """
+    if isinstance(error, TenantLimitError):
+        return error.retry_seconds
+    if isinstance(error, QueueFullError):
+        return queue_seconds
+    return RETRY_SECONDS if isinstance(error, (ModelLoadingError, ShuttingDownError)) else None
+
+
+def retry_metadata(seconds: float) -> dict[str, str]:
+    """Trailing metadata for clients that read no details of a status."""
+    return {RETRY_KEY: str(math.ceil(seconds * 1000))}
+
+
+def retry_details(seconds: float) -> list[Message]:
+    """The same for `grpc-status-details-bin`."""
+    nanos = math.ceil(seconds * 1000) * 1_000_000
+    return [RetryInfo(retry_delay=Duration(seconds=nanos // 10**9, nanos=nanos % 10**9))]
 
 
 def _printable(text: str) -> str:

@@ -134,6 +134,22 @@ def make_real_engine(tiny_runner):
     return make
 
 
+@pytest.fixture
+def make_small_engine():
+    """Makes an engine of the random model with a cache of its own: `make_small_engine(num_blocks=13)`."""
+    from pykv.engine import AsyncEngine, Engine, EngineConfig
+    from pykv.engine.loading import load_runner
+
+    def make(**options):
+        tiny_model = _sibling("tiny_model")
+        tokenizer = tiny_model.make_tokenizer()
+        config = EngineConfig(dtype="float32", **options)
+        runner, tokenizer = load_runner(tiny_model.make_model(len(tokenizer)), tokenizer, config, None)
+        return AsyncEngine(Engine.from_runner(runner, tokenizer, config))
+
+    return make
+
+
 @pytest_asyncio.fixture
 async def real(start_daemon, make_real_engine):
     """A daemon with the random model."""

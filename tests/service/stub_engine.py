@@ -8,6 +8,7 @@ from dataclasses import fields
 from pykv.engine.delta_stream import Channel, DeltaStream
 from pykv.engine.outputs import OutputDelta, TokenLogprobs, Usage
 from pykv.engine.stats import EngineStats
+from pykv.engine.timing import Timing
 from pykv.errors import (
     CapacityError,
     DuplicateRequestError,
@@ -65,6 +66,7 @@ class StubEngine:
         self.aborted = []
         self.finished = []
         self.scopes = {}
+        self.tenants = {}
         self.scripts = {}
         self.num_running_max = 4096
         self.max_pending_tokens = max_pending_tokens
@@ -118,12 +120,16 @@ class StubEngine:
             channel.is_aborted = True
         return channel is not None
 
-    def generate(self, prompt, params, *, request_id, scope):
+    def timing(self):
+        return Timing().counts()
+
+    def generate(self, prompt, params, *, request_id, scope, tenant):
         async def open_channel():
             params.validated(VOCAB_SIZE)
             token_ids = self._token_ids(prompt)
             self._admit(request_id, params.n)
             self.scopes[request_id] = scope
+            self.tenants[request_id] = tenant
             self.progress()
             channel = Channel(request_id, asyncio.get_running_loop(), self.max_pending_tokens)
             deltas = (
@@ -138,8 +144,8 @@ class StubEngine:
 
         return DeltaStream(open_channel, self._abandon)
 
-    def chat(self, messages, params, *, request_id, scope):
-        return self.generate(messages[-1]["content"], params, request_id=request_id, scope=scope)
+    def chat(self, messages, params, **names):
+        return self.generate(messages[-1]["content"], params, **names)
 
     def _token_ids(self, prompt):
         if isinstance(prompt, str) and len(prompt) > 10 * MAX_MODEL_LEN:

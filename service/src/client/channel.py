@@ -1,6 +1,7 @@
 """A channel whose streams live on when the server asks for no more calls."""
 
 import asyncio
+import ssl
 from collections.abc import Callable
 
 from grpclib.client import Channel, Handler
@@ -22,8 +23,8 @@ class PatientChannel(Channel):
     grpclib alone ends every stream at that moment, and a server that drains would cut its clients off.
     """
 
-    def __init__(self, host: str, port: int) -> None:
-        super().__init__(host, port)
+    def __init__(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> None:
+        super().__init__(host, port, ssl=tls)
         self._protocols: set[PatientProtocol] = set()
 
     def close(self) -> None:

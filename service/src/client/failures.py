@@ -20,7 +20,7 @@ from pykv.errors import (
     QueueFullError,
     UnknownRequestError,
 )
-from pykv.service.status import ERROR_KEY, FIELD_KEY
+from pykv.service.status import ERROR_KEY, FIELD_KEY, RETRY_KEY
 
 __all__ = ["ServiceError", "raising_typed"]
 
@@ -45,11 +45,13 @@ class ServiceError(PykvError):
 
     Attributes:
         status: the name of the gRPC status, such as "UNAVAILABLE".
+        retry_seconds: after so long the call may be tried again, where the server said so.
     """
 
-    def __init__(self, message: str, status: str) -> None:
+    def __init__(self, message: str, status: str, retry_seconds: float | None = None) -> None:
         super().__init__(f"{status}: {message}")
         self.status = status
+        self.retry_seconds = retry_seconds
 
 
 @contextmanager
@@ -78,8 +80,12 @@ def _typed(status: Status, message: str, trailers: Mapping[str, str]) -> Excepti
     if status is Status.DEADLINE_EXCEEDED:
         return TimeoutError(message)
     kind = RAISED_AGAIN.get(trailers.get(ERROR_KEY, ""))
+    retry = trailers.get(RETRY_KEY, "")
+    retry_seconds = int(retry) / 1000 if retry.isascii() and retry.isdigit() else None
     if kind is None:
-        return ServiceError(message, status.name)
+        return ServiceError(message, status.name, retry_seconds)
+    if kind is QueueFullError:
+        return QueueFullError(message, retry_seconds)
     if issubclass(kind, InvalidRequestError):
         return kind(message, trailers.get(FIELD_KEY))
     return kind(message)

@@ -5,7 +5,14 @@ from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from pykv.engine.config import ADMISSIONS, ATTENTION_BACKENDS, DTYPES, PREEMPTIONS, EngineConfig
+from pykv.engine.config import (
+    ADMISSIONS,
+    ATTENTION_BACKENDS,
+    DTYPES,
+    PREEMPTIONS,
+    QUEUE_ORDERS,
+    EngineConfig,
+)
 from pykv.errors import ConfigError
 from pykv.kv_format import kv_format_names
 from pykv.service.options.kinds import (
@@ -20,10 +27,12 @@ from pykv.service.options.kinds import (
     integer,
     seconds,
 )
+from pykv.service.tls import TlsFiles
 
 __all__ = ["ALTERNATIVES", "ServeOptions", "group_of", "help_of", "kind_of"]
 
-MODEL, CACHE, SCHEDULER, NETWORK, OPERATION = "model", "cache", "scheduler", "network", "operation"
+MODEL, CACHE, SCHEDULER = "model", "cache", "scheduler"
+NETWORK, SECURITY, OPERATION = "network", "security", "operation"
 
 ALTERNATIVES = (frozenset({"num_blocks", "kv_memory"}),)
 """Options of which one source gives one: a source that gives it overrules the other in weaker sources."""
@@ -46,7 +55,7 @@ class ServeOptions:
     """What the daemon serves, and how.
 
     Raises:
-        ConfigError: the host is beyond loopback and `insecure_bind` is not given.
+        ConfigError: the host is beyond loopback without TLS and without `insecure_bind`, or a part of TLS is missing.
     """
 
     model: str = _option("bundled", TEXT, MODEL, "bundled, a folder, a GGUF file, or a name on the hub")
@@ -88,9 +97,29 @@ class ServeOptions:
     max_queued_requests: int = _engine(
         "max_queued_requests", integer(1), SCHEDULER, "samples that wait; more are refused"
     )
+    max_queued_tokens: int | None = _engine(
+        "max_queued_tokens", integer(1), SCHEDULER, "prompt tokens that wait; no limit if not set"
+    )
+    queue_order: str = _engine(
+        "queue_order", choice(*QUEUE_ORDERS), SCHEDULER, "who of those that wait is next"
+    )
     host: str = _option("127.0.0.1", TEXT, NETWORK, "address to listen on")
     port: int = _option(50051, integer(0, 65535), NETWORK, "port to listen on; 0 takes a free one")
     insecure_bind: bool = _option(False, FLAG, NETWORK, "allow plain text on addresses beyond loopback")
+    tls_cert: str | None = _option(None, TEXT, SECURITY, "PEM file of the daemon's certificate chain")
+    tls_key: str | None = _option(None, TEXT, SECURITY, "PEM file of its key")
+    tls_client_ca: str | None = _option(
+        None, TEXT, SECURITY, "PEM file of authorities: clients must show a certificate of theirs"
+    )
+    tls_client_auth: str = _option(
+        "required",
+        choice("required", "optional"),
+        SECURITY,
+        "whether clients without a certificate may connect",
+    )
+    tenants: str | None = _option(
+        None, TEXT, SECURITY, "TOML file of tenants, their credentials and limits; everybody if not set"
+    )
     max_streams: int = _option(4096, integer(1, 2**31 - 1), NETWORK, "calls at once on one connection")
     max_message_size: int = _option(16 * 2**20, SIZE, NETWORK, "size of a request; larger ones are refused")
     max_pending_tokens: int = _option(
@@ -98,6 +127,15 @@ class ServeOptions:
     )
     stall_timeout: float = _option(
         30.0, seconds(0.1, 3600), NETWORK, "how long a client may leave its stream unread"
+    )
+    metrics_port: int | None = _option(
+        None, integer(0, 65535), OPERATION, "port for Prometheus; none if not set, 0 takes a free one"
+    )
+    metrics_host: str = _option(
+        "127.0.0.1", TEXT, OPERATION, "address that Prometheus reaches, in plain text"
+    )
+    metrics_aliases: str = _option(
+        "none", choice("none", "vllm"), OPERATION, "vllm: give vLLM's metrics under its names too"
     )
     progress_timeout: float = _option(
         120.0, seconds(0.1, 86400), OPERATION, "without progress the engine is not ready"
@@ -116,10 +154,16 @@ class ServeOptions:
     )
 
     def __post_init__(self) -> None:
-        if not self.insecure_bind and not _is_loopback(self.host):
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ConfigError(
+                "tls_cert and tls_key go together, but one of them is missing; allowed: both or none"
+            )
+        if self.tls_client_ca is not None and self.tls_cert is None:
+            raise ConfigError("tls_client_ca is given without tls_cert and tls_key; allowed: with both")
+        if self.tls_cert is None and not self.insecure_bind and not _is_loopback(self.host):
             raise ConfigError(
                 f"host is {self.host!r}, where others could read the plain text; "
-                "allowed: a loopback address, or any with --insecure-bind"
+                "allowed: a loopback address, or any with --tls-cert and --tls-key, or with --insecure-bind"
             )
 
     def engine_config(self) -> EngineConfig:
@@ -133,6 +177,20 @@ class ServeOptions:
             ENGINE_NAMES.get(entry.name, entry.name): getattr(self, entry.name) for entry in fields(self)
         }
         return EngineConfig(**{name: value for name, value in values.items() if name in known})
+
+    @property
+    def tls_files(self) -> TlsFiles | None:
+        """The files of TLS; None = plain text."""
+        if self.tls_cert is None or self.tls_key is None:
+            return None
+        authorities = None if self.tls_client_ca is None else Path(self.tls_client_ca)
+        is_required = self.tls_client_auth == "required"
+        return TlsFiles(Path(self.tls_cert), Path(self.tls_key), authorities, is_required)
+
+    @property
+    def tenants_path(self) -> Path | None:
+        """The file of tenants; None = everybody may call."""
+        return None if self.tenants is None else Path(self.tenants)
 
     @property
     def ready_path(self) -> Path | None:

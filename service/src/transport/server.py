@@ -1,6 +1,8 @@
 """The listening server and the end of its connections."""
 
 import asyncio
+import socket
+import ssl
 from collections.abc import Collection
 
 import anyio
@@ -8,7 +10,7 @@ from google.protobuf.message import DecodeError
 from grpclib._typing import IServable
 from grpclib.config import Configuration
 from grpclib.const import Status
-from grpclib.encoding.proto import ProtoCodec
+from grpclib.encoding.proto import ProtoCodec, ProtoStatusDetailsCodec
 from grpclib.exceptions import GRPCError
 from grpclib.server import Server
 
@@ -20,6 +22,8 @@ __all__ = ["CallServer"]
 
 KEEPALIVE_TIMEOUT_SECONDS = 20.0
 CLOSE_SECONDS = 5.0
+HANDSHAKE_SECONDS = 10.0
+BACKLOG = 1024
 
 
 class StrictCodec(ProtoCodec):
@@ -42,9 +46,28 @@ class CallServer(Server):
     """Listens, and knows its connections, so that they can be asked to end."""
 
     def __init__(self, services: Collection[IServable], limits: TransportLimits) -> None:
-        super().__init__(services, codec=StrictCodec(), config=_configuration(limits))
+        super().__init__(
+            services,
+            codec=StrictCodec(),
+            status_details_codec=ProtoStatusDetailsCodec(),
+            config=_configuration(limits),
+        )
         self._limits = limits
         self._connections: set[ServerProtocol] = set()
+        self._socket: socket.socket | None = None
+
+    async def listen(self, listener: socket.socket, tls: ssl.SSLContext | None = None) -> None:
+        """Takes connections of a bound socket, which it owns from now on."""
+        self._socket = listener
+        self._server = await self._accept(listener, tls)
+        self._server_closed_fut = self._loop.create_future()
+
+    async def renew(self, tls: ssl.SSLContext) -> None:
+        """Takes further connections with this context; those that are open stay as they are."""
+        if self._socket is None or self._socket.fileno() < 0:
+            return
+        before, self._server = self._listener, await self._accept(self._socket, tls)
+        before.close()
 
     @property
     def num_connections(self) -> int:
@@ -54,6 +77,8 @@ class CallServer(Server):
     def stop_listening(self) -> None:
         """Takes no more connections."""
         self._listener.close()
+        if self._socket is not None:
+            self._socket.close()
 
     def announce_end(self) -> None:
         """Asks all clients to begin no more calls."""
@@ -67,6 +92,9 @@ class CallServer(Server):
 
     async def end(self) -> None:
         """Cancels what still runs and closes every connection, in bounded time."""
+        if self._server is None:
+            return
+        self.stop_listening()
         self.close()
         await self._wait_for_handlers()
         for connection in list(self._connections):
@@ -75,6 +103,16 @@ class CallServer(Server):
             await self.wait_closed()
         for connection in list(self._connections):
             connection.abort()
+
+    async def _accept(self, listener: socket.socket, tls: ssl.SSLContext | None) -> asyncio.AbstractServer:
+        """Each server closes its own copy of the socket, so that none of those that connect meanwhile is lost."""
+        return await self._loop.create_server(
+            self._protocol_factory,
+            sock=listener.dup(),
+            backlog=BACKLOG,
+            ssl=tls,
+            ssl_handshake_timeout=None if tls is None else HANDSHAKE_SECONDS,
+        )
 
     async def _wait_for_handlers(self) -> None:
         with anyio.move_on_after(CLOSE_SECONDS):

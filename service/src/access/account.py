@@ -1,0 +1,76 @@
+"""What one tenant uses at the moment, against what it may."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from pykv.service.access.tenant import Tenant
+from pykv.service.errors import TenantLimitError
+
+__all__ = ["Account"]
+
+IN_FLIGHT_RETRY_SECONDS = 1.0
+
+
+class Account:
+    """A tenant's calls in flight and its bucket of tokens, which fills at the tenant's rate.
+
+    A request is admitted while anything is in the bucket, and is charged what it takes even if that is more: what a
+    prompt will cost is not known before it was encoded. So the bucket can owe, and then refuses until it has paid.
+    """
+
+    def __init__(self, tenant: Tenant, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._tenant = tenant
+        self._level = tenant.burst
+        self._filled_at = clock()
+        self.num_in_flight = 0
+
+    @property
+    def tenant(self) -> Tenant:
+        """Whose account it is."""
+        return self._tenant
+
+    def change(self, tenant: Tenant) -> None:
+        """The tenant's limits were written anew."""
+        self._fill()
+        self._tenant = tenant
+        self._level = min(self._level, tenant.burst)
+
+    @contextmanager
+    def call(self) -> Iterator[None]:
+        """One call in flight.
+
+        Raises:
+            TenantLimitError: the tenant has as many as it may, or has used up its tokens; nothing was changed.
+        """
+        self._check()
+        self.num_in_flight += 1
+        try:
+            yield
+        finally:
+            self.num_in_flight -= 1
+
+    def charge(self, num_tokens: float) -> None:
+        """Takes tokens out of the bucket, or gives them back where the number is negative."""
+        if self._tenant.tokens_per_second is not None:
+            self._fill()
+            self._level = min(self._level - num_tokens, self._tenant.burst)
+
+    def _check(self) -> None:
+        tenant = self._tenant
+        if tenant.max_in_flight is not None and self.num_in_flight >= tenant.max_in_flight:
+            message = f"tenant {tenant.name} has {self.num_in_flight} calls in flight"
+            raise TenantLimitError(f"{message}; allowed: {tenant.max_in_flight}", IN_FLIGHT_RETRY_SECONDS)
+        if tenant.tokens_per_second is not None:
+            self._fill()
+            if self._level <= 0.0:
+                seconds = (1.0 - self._level) / tenant.tokens_per_second
+                message = f"tenant {tenant.name} has used more than its {tenant.tokens_per_second:g} tokens/s"
+                raise TenantLimitError(message, seconds)
+
+    def _fill(self) -> None:
+        now = self._clock()
+        gained = (now - self._filled_at) * (self._tenant.tokens_per_second or 0.0)
+        self._level = min(self._level + gained, self._tenant.burst)
+        self._filled_at = now

@@ -1,0 +1,159 @@
+"""Tenants as an operator writes them down: one TOML file, checked as a whole before any of it counts."""
+
+import re
+import struct
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from pykv.errors import ConfigError
+
+__all__ = ["ANYONE", "Tenant", "read_tenants"]
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+DIGEST = re.compile(r"[0-9a-f]{64}")
+SCOPE_LENGTH = struct.Struct(">H")
+
+
+def _is_limit(value: Any, kinds: tuple[type, ...]) -> bool:
+    if value is None:
+        return True
+    return isinstance(value, kinds) and not isinstance(value, bool) and bool(0 < value < 2**53)  # type: ignore[operator]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tenant:
+    """Whose requests are counted together.
+
+    Args:
+        name: in logs and metrics.
+        token_sha256: SHA-256 digests, in lower-case hex, of the bearer tokens that stand for the tenant.
+        certificates: common names, DNS names or URIs of client certificates that stand for it.
+        scope: tenants of one scope share cached blocks; "" = the tenant's own name.
+        tokens_per_second: prompt and output tokens that it may use in the long run; None = no limit.
+        burst_tokens: how many it may use at once before that limit counts; None = ten seconds' worth.
+        max_in_flight: calls at once; None = no limit.
+        operator: whether it may see the counts of the whole daemon, which tell of other tenants' caches.
+
+    Raises:
+        ConfigError: a value is not allowed.
+    """
+
+    name: str
+    token_sha256: tuple[str, ...] = ()
+    certificates: tuple[str, ...] = ()
+    scope: str = ""
+    tokens_per_second: float | None = None
+    burst_tokens: float | None = None
+    max_in_flight: int | None = None
+    operator: bool = False
+
+    def __post_init__(self) -> None:
+        if not NAME.fullmatch(self.name):
+            raise ConfigError(f"tenant {self.name!r}: allowed are names of 1 to 64 letters, digits and '._-'")
+        self._check_credentials()
+        if not isinstance(self.scope, str) or len(self.scope.encode()) > 256:
+            self._refuse("scope", "a text of up to 256 bytes")
+        for field in ("tokens_per_second", "burst_tokens"):
+            if not _is_limit(getattr(self, field), (int, float)):
+                self._refuse(field, "a number above 0")
+        if not _is_limit(self.max_in_flight, (int,)):
+            self._refuse("max_in_flight", "an integer above 0")
+        if not isinstance(self.operator, bool):
+            self._refuse("operator", "true or false")
+
+    @property
+    def is_anyone(self) -> bool:
+        """Whether this stands for everybody, because there are no tenants."""
+        return self is ANYONE
+
+    @property
+    def burst(self) -> float:
+        """Tokens that it may use at once."""
+        return self.burst_tokens or 10.0 * (self.tokens_per_second or 0.0)
+
+    def scope_of(self, salt: bytes) -> bytes:
+        """What its requests with this salt share; no other scope's requests can be made to share it."""
+        if self.is_anyone:
+            return salt
+        own = (self.scope or self.name).encode()
+        return SCOPE_LENGTH.pack(len(own)) + own + salt
+
+    def own_id(self, request_id: str) -> str:
+        """The request's name among those of all tenants."""
+        return request_id if self.is_anyone else f"{self.name}/{request_id}"
+
+    def _check_credentials(self) -> None:
+        for field in ("token_sha256", "certificates"):
+            values = getattr(self, field)
+            if not isinstance(values, tuple) or not all(isinstance(value, str) and value for value in values):
+                raise ConfigError(f"{field} of tenant {self.name} is not allowed; allowed: a list of texts")
+        for place, digest in enumerate(self.token_sha256):
+            if not DIGEST.fullmatch(digest):  # not shown: it may be the token itself
+                where = f"token_sha256[{place}] of tenant {self.name}"
+                raise ConfigError(f"{where} is no digest; allowed: 64 digits of lower-case hex")
+
+    def _refuse(self, field: str, allowed: str) -> None:
+        raise ConfigError(f"{field} of tenant {self.name} is {getattr(self, field)!r}; allowed: {allowed}")
+
+
+ANYONE = Tenant(name="anyone", operator=True)
+"""Everybody, where there are no tenants."""
+
+
+def read_tenants(path: Path) -> tuple[Tenant, ...]:
+    """The tenants of a file, at least one.
+
+    Raises:
+        ConfigError: the file cannot be read, a key is unknown, a value is not allowed, two tenants have the same
+            credential, or one has none.
+    """
+    tables = _tables(path)
+    tenants = tuple(_tenant(name, table) for name, table in tables.items())
+    _check_credentials(tenants)
+    return tenants
+
+
+def _tables(path: Path) -> Mapping[str, Any]:
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"tenants {path} cannot be read: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"tenants {path} is no TOML: {error}") from None
+    unknown = sorted(set(content) - {"tenants"})
+    if unknown:
+        raise ConfigError(f"{unknown[0]} in {path} is not known; allowed: tables [tenants.NAME]")
+    tables = content.get("tenants")
+    if not isinstance(tables, dict) or not tables:
+        raise ConfigError(f"tenants {path} has no table [tenants.NAME]; allowed: one or more")
+    return tables
+
+
+def _tenant(name: str, table: Any) -> Tenant:
+    known = {entry.name for entry in fields(Tenant)} - {"name"}
+    if not isinstance(table, dict):
+        raise ConfigError(f"tenant {name} is no table; allowed: [tenants.{name}]")
+    unknown = sorted(set(table) - known)
+    if unknown:
+        raise ConfigError(f"{unknown[0]} of tenant {name} is not known; known: {', '.join(sorted(known))}")
+    values: dict[str, Any] = {
+        key: tuple(value) if isinstance(value, list) else value for key, value in table.items()
+    }
+    return Tenant(name=name, **values)
+
+
+def _check_credentials(tenants: tuple[Tenant, ...]) -> None:
+    owners: dict[tuple[str, str], str] = {}
+    for tenant in tenants:
+        credentials = [("token_sha256", value) for value in tenant.token_sha256]
+        credentials += [("certificates", value) for value in tenant.certificates]
+        if not credentials:
+            allowed = "token_sha256, certificates, or both"
+            raise ConfigError(f"tenant {tenant.name} has no credential; allowed: {allowed}")
+        for credential in credentials:
+            owner = owners.setdefault(credential, tenant.name)
+            if owner != tenant.name:
+                raise ConfigError(f"{credential[0]} of tenants {owner} and {tenant.name} name the same one")

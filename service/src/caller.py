@@ -1,0 +1,91 @@
+"""One request's caller: its names towards the engine, its charges, its lines in the log."""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, fields
+from typing import Protocol, Self, TypedDict
+
+import structlog
+
+from pykv.engine.outputs import OutputDelta, Usage
+from pykv.service.access import Account
+from pykv.service.requests import check_salt, request_id_of
+
+__all__ = ["Caller", "log_end"]
+
+CHARACTERS_A_TOKEN = 4
+
+log = structlog.get_logger("pykv.service")
+
+
+class Named(Protocol):
+    """A request message."""
+
+    request_id: str
+    cache_salt: bytes
+
+
+class EngineNames(TypedDict):
+    """What the engine is told of the caller."""
+
+    request_id: str
+    scope: bytes
+    tenant: bytes
+
+
+@dataclass(slots=True)
+class Caller:
+    """Who asked for one request.
+
+    Attributes:
+        request_id: as the caller knows it.
+        salt: as the caller gave it.
+    """
+
+    account: Account
+    request_id: str
+    salt: bytes = b""
+    _estimate: int = 0
+
+    @classmethod
+    def of(cls, account: Account, request: Named) -> Self:
+        """The caller of a request.
+
+        Raises:
+            InvalidRequestError: the request's name or salt is not allowed.
+        """
+        return cls(account, request_id_of(request.request_id), check_salt(request.cache_salt))
+
+    def names(self) -> EngineNames:
+        """The request's names in the engine, where no two tenants share one."""
+        tenant = self.account.tenant
+        return EngineNames(
+            request_id=tenant.own_id(self.request_id),
+            scope=tenant.scope_of(self.salt),
+            tenant=b"" if tenant.is_anyone else tenant.name.encode(),
+        )
+
+    def logged(self) -> AbstractContextManager[object]:
+        """Puts the request's id, and its tenant, into all lines of the log."""
+        tenant = self.account.tenant
+        values = {} if tenant.is_anyone else {"tenant": tenant.name}
+        return structlog.contextvars.bound_contextvars(request_id=self.request_id, **values)
+
+    def charge_for(self, prompt: str | Sequence[int]) -> None:
+        """Charges the tenant what the prompt will cost, as far as can be said before it is encoded."""
+        characters = CHARACTERS_A_TOKEN if isinstance(prompt, str) else 1
+        self._estimate = len(prompt) // characters
+        self.account.charge(self._estimate)
+
+    def charge(self, delta: OutputDelta) -> None:
+        """Charges the tenant for new tokens, and corrects the estimate of the prompt at the end."""
+        num_tokens = len(delta.token_ids)
+        if delta.usage is not None:
+            num_tokens += delta.usage.prompt_tokens - self._estimate
+        self.account.charge(num_tokens)
+
+
+def log_end(finish_reason: str | None, usage: Usage) -> None:
+    """Writes what a request took into the log."""
+    values = {entry.name: getattr(usage, entry.name) for entry in fields(Usage)}
+    log.info("request ended", finish_reason=finish_reason, **values)

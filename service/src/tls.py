@@ -1,0 +1,68 @@
+"""TLS: the files of an operator become a context, or a clear refusal."""
+
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
+
+from pykv.errors import ConfigError
+
+__all__ = ["TlsFiles"]
+
+
+@dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """Where the daemon's certificate is.
+
+    Attributes:
+        certificate: PEM: the daemon's, then those between it and its authority.
+        key: PEM, without a passphrase.
+        client_authorities: PEM: whose certificates clients must show; None = clients show none.
+        is_client_certificate_required: whether a client without one is turned away.
+    """
+
+    certificate: Path
+    key: Path
+    client_authorities: Path | None = None
+    is_client_certificate_required: bool = True
+
+    def context(self) -> ssl.SSLContext:
+        """Reads the files.
+
+        Raises:
+            ConfigError: one cannot be read, or they do not fit together.
+        """
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.set_alpn_protocols(["h2"])
+        try:
+            context.load_cert_chain(_readable(self.certificate), _readable(self.key), _no_passphrase)
+        except (ssl.SSLError, ValueError) as error:
+            reason = getattr(error, "reason", None) or str(error)
+            allowed = "a PEM certificate and its key, without a passphrase"
+            message = f"tls_cert {self.certificate} and tls_key {self.key} cannot be used: {reason}"
+            raise ConfigError(f"{message}; allowed: {allowed}") from None
+        if self.client_authorities is not None:
+            self._ask_clients(context, self.client_authorities)
+        return context
+
+    def _ask_clients(self, context: ssl.SSLContext, authorities: Path) -> None:
+        try:
+            context.load_verify_locations(_readable(authorities))
+        except ssl.SSLError as error:
+            message = f"tls_client_ca {authorities} cannot be used: {error.reason}"
+            raise ConfigError(f"{message}; allowed: PEM certificates") from None
+        required = self.is_client_certificate_required
+        context.verify_mode = ssl.CERT_REQUIRED if required else ssl.CERT_OPTIONAL
+
+
+def _readable(path: Path) -> Path:
+    """The path, if it can be opened: ssl's own errors do not name the file."""
+    try:
+        path.open("rb").close()
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
+    return path
+
+
+def _no_passphrase() -> str:
+    raise ValueError("the key has a passphrase")

@@ -1,0 +1,163 @@
+"""Metrics: on their own port, derived from what the engine counts, and back to zero at the end."""
+
+import asyncio
+import re
+import threading
+import urllib.request
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from pykv.client import Client, ServiceError
+from pykv.errors import ConfigError
+from pykv.sampling import SamplingParams
+from pykv.service.daemon import Daemon
+from pykv.service.metrics.families import COUNTS, TIMES
+from pykv.service.options import ServeOptions
+
+pytestmark = pytest.mark.asyncio
+
+LONG = SamplingParams(max_tokens=1900, temperature=0, ignore_eos=True)
+
+
+async def scrape(daemon):
+    """All samples, by name and labels other than the model's."""
+
+    def read():
+        with urllib.request.urlopen(f"http://{daemon.daemon.metrics_address}/metrics", timeout=20) as reply:
+            return reply.read().decode()
+
+    text = await asyncio.to_thread(read)
+    found = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            labels = tuple(value for key, value in sorted(sample.labels.items()) if key != "model_name")
+            found[sample.name, labels] = sample.value
+    return found
+
+
+def value(samples, name, *labels):
+    return samples[f"pykv:{name}", labels]
+
+
+async def test_metrics_have_vllms_names_and_aliases_on_request(start_daemon):
+    daemon = await start_daemon(metrics_port=0, metrics_aliases="vllm")
+    samples = await scrape(daemon)
+    for name in (
+        *("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "num_preemptions_total"),
+        *("prefix_cache_queries_total", "prefix_cache_hits_total", "prompt_tokens_total"),
+        *("generation_tokens_total", "time_to_first_token_seconds_sum", "inter_token_latency_seconds_sum"),
+        *("e2e_request_latency_seconds_sum", "request_queue_time_seconds_sum"),
+    ):
+        assert (f"pykv:{name}", ()) in samples
+        assert (f"vllm:{name}", ()) in samples
+    assert not any(name.startswith("vllm:preemption_stall") for name, _ in samples)
+    assert value(samples, "ready") == 1
+
+
+async def test_without_the_option_there_is_neither_a_port_nor_an_alias(start_daemon):
+    assert (await start_daemon()).daemon.metrics_address == ""
+    samples = await scrape(await start_daemon(metrics_port=0))
+    assert not any(name.startswith("vllm:") for name, _ in samples)
+
+
+async def test_names_are_unique_and_say_their_unit():
+    names = [metric.name for metric in (*COUNTS, *TIMES)]
+    assert len(names) == len(set(names)) > 20
+    assert all(re.fullmatch("[a-z0-9_]+", name) for name in names)
+    assert all(metric.text.endswith(".") for metric in (*COUNTS, *TIMES))
+
+
+async def test_gauges_follow_the_engine_and_are_zero_at_the_end(
+    start_daemon, make_real_engine, collect, eventually
+):
+    daemon = await start_daemon(make_real_engine(enable_prefix_caching=False), metrics_port=0)
+    async with Client(daemon.address) as client:
+        streams = [client.generate("hello", LONG, request_id=f"r{place}") for place in range(4)]
+        await asyncio.gather(*(anext(stream) for stream in streams))
+        samples = await scrape(daemon)
+        assert value(samples, "num_requests_running") == value(samples, "calls_in_flight") == 4
+        assert 0 < value(samples, "kv_cache_usage_perc") < 1
+        blocks = [value(samples, "kv_blocks", state) for state in ("free", "cached", "active")]
+        assert (sum(blocks), blocks[2] > 0) == (512, True)
+        await client.abort("r0")
+        await collect(streams[0])
+        for stream in streams[1:]:
+            await stream.aclose()
+        await collect(client.generate("hello", SamplingParams(max_tokens=5, ignore_eos=True)))
+
+        async def is_idle():
+            return daemon.engine.stats().num_live_requests == 0
+
+        await eventually(is_idle)
+    samples = await scrape(daemon)
+    for gauge in ("num_requests_running", "num_requests_waiting", "num_live_requests", "kv_cache_usage_perc"):
+        assert value(samples, gauge) == 0
+    assert value(samples, "kv_blocks", "active") == value(samples, "calls_in_flight") == 0
+    assert value(samples, "tenant_calls_in_flight", "anyone") == 0
+    assert value(samples, "request_success_total", "length") == 1
+    assert value(samples, "request_success_total", "abort") == 4
+    assert value(samples, "calls_total", "CANCELLED") == 3
+
+
+async def test_histograms_count_each_token_once(start_daemon, make_real_engine, collect):
+    daemon = await start_daemon(make_real_engine(), metrics_port=0)
+    params = SamplingParams(max_tokens=7, ignore_eos=True, n=2)
+    async with Client(daemon.address) as client:
+        await collect(client.generate("a" * 40, params))
+        await collect(client.generate("a" * 40, params))
+    samples = await scrape(daemon)
+    assert value(samples, "generation_tokens_total") == 28
+    assert value(samples, "time_to_first_token_seconds_count") == 4
+    assert value(samples, "inter_token_latency_seconds_count") == 24
+    assert value(samples, "request_queue_time_seconds_count") == 2
+    assert value(samples, "request_prompt_tokens_sum") == 80
+    assert value(samples, "request_generation_tokens_bucket", "20.0") == 2
+    assert value(samples, "prefix_cache_hits_total") == 32
+
+
+async def test_a_hanging_engine_does_not_hang_the_metrics(start_daemon, engine, monkeypatch):
+    may_end = threading.Event()
+    monkeypatch.setattr("pykv.service.metrics.collector.COUNTS_SECONDS", 0.1)
+    daemon = await start_daemon(metrics_port=0)
+    monkeypatch.setattr(daemon.engine, "stats", lambda: may_end.wait(20))
+    for _ in range(3):
+        samples = await scrape(daemon)
+        assert ("pykv:num_requests_running", ()) not in samples
+        assert value(samples, "ready") == 1
+    may_end.set()
+
+
+async def test_calls_are_counted_by_status(start_daemon, collect):
+    daemon = await start_daemon(metrics_port=0)
+    async with Client(daemon.address) as client:
+        await collect(client.generate([5], SamplingParams(max_tokens=1)))
+        with pytest.raises(Exception, match="prompt"):
+            await collect(client.generate([]))
+    samples = await scrape(daemon)
+    assert value(samples, "calls_total", "OK") == value(samples, "calls_total", "INVALID_ARGUMENT") == 1
+
+
+async def test_a_port_that_is_taken_is_named(free_port_in_use, load_stub):
+    daemon = Daemon(ServeOptions(port=0, metrics_port=free_port_in_use), load_stub)
+    with pytest.raises(ConfigError, match=f"metrics cannot listen on 127.0.0.1, port {free_port_in_use}"):
+        await daemon.run()
+
+
+@pytest.fixture
+def free_port_in_use():
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        yield taken.getsockname()[1]
+
+
+async def test_while_the_model_loads_the_daemons_own_metrics_are_there(start_daemon):
+    daemon = await start_daemon(metrics_port=0)
+    daemon.daemon._collector._served = None
+    samples = await scrape(daemon)
+    assert ("pykv:num_requests_running", ()) not in samples
+    assert value(samples, "connections") == 0
+    with pytest.raises(ServiceError):
+        async with Client(daemon.address) as client:
+            await client.health("nothing")
