@@ -1,0 +1,196 @@
+"""TLS: certificates of both sides, read again while calls go on; plain text stays on loopback."""
+
+import asyncio
+import os
+import signal
+import ssl
+
+import pytest
+import trustme
+
+from pykv.client import Client, ServiceError, tls_context
+from pykv.errors import ConfigError
+from pykv.sampling import SamplingParams
+from pykv.service.options import ServeOptions
+from pykv.service.tls import TlsFiles
+
+pytestmark = pytest.mark.asyncio
+
+SHORT = SamplingParams(max_tokens=3)
+HOST = "127.0.0.1"
+
+
+class Authority:
+    """An authority, and the files that it signs."""
+
+    def __init__(self, folder, name="authority"):
+        self.folder, self._authority = folder, trustme.CA()
+        self.file = folder / f"{name}.pem"
+        self._authority.cert_pem.write_to_path(str(self.file))
+
+    def issue(self, name, *identities, common_name=None):
+        """The paths of a certificate chain and of its key."""
+        issued = self._authority.issue_cert(*identities, common_name=common_name)
+        chain, key = self.folder / f"{name}.chain.pem", self.folder / f"{name}.key.pem"
+        chain.write_bytes(b"".join(blob.bytes() for blob in issued.cert_chain_pems))
+        issued.private_key_pem.write_to_path(str(key))
+        return chain, key
+
+
+@pytest.fixture
+def authority(tmp_path):
+    return Authority(tmp_path)
+
+
+@pytest.fixture
+def start_tls(start_daemon, authority):
+    """Starts a daemon with a certificate for 127.0.0.1: `await start_tls(**options)`."""
+
+    async def start(**options):
+        chain, key = authority.issue("server", HOST)
+        return await start_daemon(tls_cert=str(chain), tls_key=str(key), **options)
+
+    return start
+
+
+async def one_answer(client, collect):
+    return [token for delta in await collect(client.generate([5], SHORT)) for token in delta.token_ids]
+
+
+async def test_a_client_that_knows_the_authority_is_served(start_tls, authority, collect):
+    daemon = await start_tls()
+    async with Client(daemon.address, tls=tls_context(authority.file)) as client:
+        assert await one_answer(client, collect) == [6, 7, 8]
+        assert await client.health() == "SERVING"
+
+
+async def test_a_client_that_does_not_know_the_authority_refuses(start_tls):
+    daemon = await start_tls()
+    async with Client(daemon.address, tls=tls_context()) as client:
+        with pytest.raises(ServiceError, match="no server answers"):
+            await client.get_model()
+
+
+async def test_plain_text_to_a_port_with_tls_is_not_answered(start_tls):
+    daemon = await start_tls()
+    async with Client(daemon.address) as client:
+        with pytest.raises(ServiceError):
+            await client.get_model()
+
+
+@pytest.mark.parametrize("auth", ["required", "optional"])
+async def test_client_certificates_are_asked_for(start_tls, authority, collect, auth, tmp_path):
+    daemon = await start_tls(tls_client_ca=str(authority.file), tls_client_auth=auth)
+    certificate = authority.issue("client", "client.test")
+    async with Client(daemon.address, tls=tls_context(authority.file, *certificate)) as client:
+        assert await one_answer(client, collect) == [6, 7, 8]
+    (tmp_path / "other").mkdir()
+    stranger = Authority(tmp_path / "other").issue("client", "client.test")
+    async with Client(daemon.address, tls=tls_context(authority.file, *stranger)) as client:
+        with pytest.raises(ServiceError):
+            await client.get_model()
+    async with Client(daemon.address, tls=tls_context(authority.file)) as client:
+        if auth == "optional":
+            assert await one_answer(client, collect) == [6, 7, 8]
+        else:
+            with pytest.raises(ServiceError):
+                await client.get_model()
+
+
+async def test_a_hangup_renews_the_certificate_and_calls_go_on(
+    start_tls, authority, tmp_path, collect, eventually
+):
+    daemon = await start_tls()
+    (tmp_path / "new").mkdir()
+    renewed = Authority(tmp_path / "new")
+    new_chain, new_key = renewed.issue("server", HOST)
+    async with Client(daemon.address, tls=tls_context(authority.file)) as client:
+        stream = client.generate([5], SamplingParams(max_tokens=100_000))
+        await anext(stream)
+        os.replace(new_chain, tmp_path / "server.chain.pem")
+        os.replace(new_key, tmp_path / "server.key.pem")
+        os.kill(os.getpid(), signal.SIGHUP)
+
+        async def is_renewed():
+            async with Client(daemon.address, tls=tls_context(renewed.file)) as other:
+                try:
+                    return await other.health() == "SERVING"
+                except ServiceError:
+                    return False
+
+        await eventually(is_renewed)
+        async with Client(daemon.address, tls=tls_context(authority.file)) as late:
+            with pytest.raises(ServiceError):
+                await late.health()
+        assert await anext(stream)
+        await stream.aclose()
+
+
+async def test_files_that_became_bad_change_nothing(start_tls, authority, tmp_path, collect, caplog):
+    daemon = await start_tls()
+    (tmp_path / "server.key.pem").write_text("no key")
+    await daemon.daemon.reload()
+    assert "reload refused" in caplog.text
+    async with Client(daemon.address, tls=tls_context(authority.file)) as client:
+        assert await one_answer(client, collect) == [6, 7, 8]
+
+
+async def test_an_end_with_open_connections_comes(start_tls, authority):
+    daemon = await start_tls()
+    async with Client(daemon.address, tls=tls_context(authority.file)) as client:
+        stream = client.generate([5], SamplingParams(max_tokens=100_000))
+        await anext(stream)
+        await daemon.daemon.reload()
+        async with asyncio.timeout(10):
+            await daemon.stop()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"host": "0.0.0.0"}, ["0.0.0.0", "--tls-cert", "--insecure-bind"]),
+        ({"tls_cert": "x"}, ["tls_key"]),
+        ({"tls_client_ca": "x"}, ["tls_client_ca", "tls_cert"]),
+    ],
+)
+async def test_options_that_do_not_go_together_are_refused(options, words):
+    with pytest.raises(ConfigError) as refusal:
+        ServeOptions(**options)
+    assert all(word in str(refusal.value) for word in words)
+
+
+async def test_beyond_loopback_tls_needs_no_flag():
+    assert ServeOptions(host="0.0.0.0", tls_cert="x", tls_key="y").tls_files is not None
+
+
+async def test_files_that_cannot_be_used_are_named(authority, tmp_path):
+    chain, key = authority.issue("server", HOST)
+    other_chain, other_key = authority.issue("other", HOST)
+    garbage = tmp_path / "garbage.pem"
+    garbage.write_text("nothing")
+    for files, words in (
+        (TlsFiles(tmp_path / "missing.pem", key), "missing.pem cannot be read"),
+        (TlsFiles(chain, other_key), "KEY_VALUES_MISMATCH"),
+        (TlsFiles(garbage, key), "garbage.pem"),
+        (TlsFiles(chain, key, garbage), "tls_client_ca"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            files.context()
+    assert TlsFiles(other_chain, other_key).context().minimum_version == ssl.TLSVersion.TLSv1_2
+
+
+async def test_a_key_with_a_passphrase_is_refused_and_nobody_is_asked_for_it(authority, tmp_path):
+    from cryptography.hazmat.primitives import serialization
+
+    chain, key = authority.issue("server", HOST)
+    loaded = serialization.load_pem_private_key(key.read_bytes(), None)
+    locked = tmp_path / "locked.pem"
+    locked.write_bytes(
+        loaded.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.BestAvailableEncryption(b"secret"),
+        )
+    )
+    with pytest.raises(ConfigError, match="passphrase"):
+        TlsFiles(chain, locked).context()
