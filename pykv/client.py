@@ -119,7 +119,8 @@ class Client:
         """What the server serves."""
         reply = await self._ask("GetModel", pb.GetModelRequest(), pb.GetModelResponse)
         values = {entry.name: getattr(reply, entry.name) for entry in fields(ModelDescription)}
-        return ModelDescription(**values | {"eos_token_ids": tuple(reply.eos_token_ids)})
+        values |= {"eos_token_ids": tuple(reply.eos_token_ids), "architectures": tuple(reply.architectures)}
+        return ModelDescription(**values)
 
     async def get_stats(self) -> dict[str, int]:
         """Counts of the cache and the scheduler, by the names of `pykv.v1.GetStatsResponse`."""

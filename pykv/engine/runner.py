@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -86,6 +86,11 @@ class ModelRunner:
     def pool(self) -> KvPool:
         """Its KV cache."""
         return self._pool
+
+    @property
+    def config(self) -> Any:
+        """The config of transformers."""
+        return self._model.config
 
     def copy_blocks(self, pairs: torch.Tensor) -> None:
         self._pool.copy_blocks(pairs, self._attention_backend)

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from importlib.util import find_spec
 from pathlib import Path
 
 import anyio
@@ -10,6 +11,7 @@ from grpclib._typing import IServable
 from grpclib.health.service import Health
 from grpclib.reflection.service import ServerReflection
 
+from pykv.service.access import Gate
 from pykv.service.calls import Calls, guarded
 from pykv.service.engine_service import EngineService
 from pykv.service.health import HealthState, watch_engine
@@ -158,15 +160,18 @@ class Daemon:
         self._ready.set()
 
     def _services(self) -> list[IServable]:
-        engine = DescribedService(DESCRIPTOR.services_by_name["Engine"], self._engine_service)
-        others = ServerReflection.extend([engine, self._health.service(engine)])[1:]
+        engines: list[IServable] = [
+            DescribedService(DESCRIPTOR.services_by_name["Engine"], self._engine_service),
+            *_gateway_services(self._gate, self._engine_service, self._health),
+        ]
+        others = ServerReflection.extend([*engines, self._health.service(engines[0])])[len(engines) :]
         other_calls = Calls()
         health = [
             service for service in others if isinstance(service, Health)
         ]  # for probes, which have no token
         reflection = [service for service in others if not isinstance(service, Health)]
         return [
-            guarded(engine, self._calls),
+            *(guarded(service, self._calls) for service in engines),
             *(guarded(service, other_calls) for service in health),
             *(guarded(service, other_calls, self._gate.account_of) for service in reflection),
         ]
@@ -180,6 +185,15 @@ class Daemon:
         async with MetricsEndpoint(self._collector, self._options.metrics_host, port) as self._metrics:
             log.info("metrics served", address=self._metrics.address)
             yield
+
+
+def _gateway_services(gate: Gate, engine_service: EngineService, health: HealthState) -> list[IServable]:
+    """The gateway's protocol, where its messages are installed."""
+    if find_spec("smg_grpc_proto") is None:
+        return []
+    from pykv.service.gateway import GatewayService, gateway_descriptor
+
+    return [DescribedService(gateway_descriptor(), GatewayService(gate, engine_service, health))]
 
 
 def _limits(options: ServeOptions) -> TransportLimits:

@@ -19,7 +19,7 @@ from pykv.service.protocol import engine_pb2 as pb
 from pykv.service.requests import messages_of, prompt_of, receive
 from pykv.service.served import ModelDescription, ServedModel, TokenEngine
 
-__all__ = ["EngineService"]
+__all__ = ["EngineService", "FailedSequenceError"]
 
 STATS_SECONDS = 5.0
 STATS_THREADS = 2
@@ -49,7 +49,7 @@ class EngineService:
         account = self._gate.account_of(stream)
         with account.call():
             request = await receive(stream)
-            served, caller = self._model(), Caller.of(account, request)
+            served, caller = self.model(), Caller.of(account, request)
             with caller.logged():
                 prompt = prompt_of(request, served.description.max_model_len)
                 params = params_of(request.sampling)
@@ -61,7 +61,7 @@ class EngineService:
         account = self._gate.account_of(stream)
         with account.call():
             request = await receive(stream)
-            served, caller = self._model(), Caller.of(account, request)
+            served, caller = self.model(), Caller.of(account, request)
             with caller.logged():
                 messages = messages_of(request)
                 params = params_of(request.sampling)
@@ -72,14 +72,14 @@ class EngineService:
         """Ends a request by its name."""
         account = self._gate.account_of(stream)
         request = await receive(stream)
-        aborted = await self._model().engine.abort(account.tenant.own_id(request.request_id))
+        aborted = await self.model().engine.abort(account.tenant.own_id(request.request_id))
         await stream.send_message(pb.AbortResponse(aborted=aborted))
 
     async def GetModel(self, stream: Stream[pb.GetModelRequest, pb.GetModelResponse]) -> None:  # noqa: N802
         """Says what is served."""
         self._gate.account_of(stream)
         await receive(stream)
-        description = self._model().description
+        description = self.model().description
         values = {entry.name: getattr(description, entry.name) for entry in fields(ModelDescription)}
         await stream.send_message(pb.GetModelResponse(**values))
 
@@ -87,17 +87,27 @@ class EngineService:
         """Counts, taken in a thread: the engine's lock may be held by a step that hangs."""
         self._gate.operator_of(stream)
         await receive(stream)
-        stats = await self._stats(self._model().engine)
+        stats = await self.stats(self.model().engine)
         await stream.send_message(stats_message(stats))
 
-    async def _stats(self, engine: TokenEngine) -> EngineStats:
+    async def stats(self, engine: TokenEngine) -> EngineStats:
+        """The engine's counts.
+
+        Raises:
+            EngineStalledError: it did not give them in time.
+        """
         with anyio.move_on_after(STATS_SECONDS):
             return await anyio.to_thread.run_sync(
                 engine.stats, abandon_on_cancel=True, limiter=self._stats_threads
             )
         raise EngineStalledError(f"the engine did not give its counts within {STATS_SECONDS:g} s")
 
-    def _model(self) -> ServedModel:
+    def model(self) -> ServedModel:
+        """What is served.
+
+        Raises:
+            ModelLoadingError: nothing yet.
+        """
         if self._served is None:
             raise ModelLoadingError("the model is not loaded yet; try again later")
         return self._served

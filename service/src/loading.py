@@ -1,11 +1,13 @@
 """Loads what the options name: the model, its cache and its engine. The heavy imports wait until then."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pykv
 from pykv.service.options import ServeOptions
 from pykv.service.served import ModelDescription, ServedModel
+from pykv.service.tokenizer_archive import tokenizer_archive
 
 if TYPE_CHECKING:
     from pykv.engine import Engine
@@ -32,7 +34,8 @@ def load_model(options: ServeOptions, tell: Callable[[str], None]) -> ServedMode
     runner, tokenizer = load_runner(options.model, None, config, tell)
     engine = Engine.from_runner(runner, tokenizer, config)
     served = AsyncEngine(engine, max_pending_tokens=options.max_pending_tokens)
-    return ServedModel(served, describe(engine, runner))
+    archive = partial(tokenizer_archive, tokenizer, runner.config) if tokenizer is not None else None
+    return ServedModel(served, describe(engine, runner), archive)
 
 
 def describe(engine: "Engine", runner: "ModelRunner") -> ModelDescription:
@@ -50,4 +53,6 @@ def describe(engine: "Engine", runner: "ModelRunner") -> ModelDescription:
         num_blocks=runner.num_blocks - 1,
         kv_bytes_per_token=runner.kv_bytes_per_token,
         kv_dtype=pool.format.name,
+        model_type=str(getattr(runner.config, "model_type", "")),
+        architectures=tuple(getattr(runner.config, "architectures", None) or ()),
     )

@@ -1,6 +1,6 @@
 """What the daemon serves: an engine, as far as the daemon needs it, and a description of its model."""
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol, Self
@@ -75,6 +75,7 @@ class ModelDescription:
         dtype: of the weights.
         kv_bytes_per_token: of keys and values, over all layers, scales included.
         kv_dtype: the name of the cache's format.
+        model_type, architectures: as the model's config names them.
     """
 
     name: str
@@ -88,6 +89,8 @@ class ModelDescription:
     num_blocks: int
     kv_bytes_per_token: int
     kv_dtype: str
+    model_type: str = ""
+    architectures: tuple[str, ...] = ()
 
     @property
     def num_full_requests(self) -> int:
@@ -98,7 +101,12 @@ class ModelDescription:
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """A loaded model and the engine that runs it."""
+    """A loaded model and the engine that runs it.
+
+    Attributes:
+        tokenizer_archive: makes a ZIP archive of the tokenizer's files; takes a moment. None = there is none.
+    """
 
     engine: TokenEngine
     description: ModelDescription
+    tokenizer_archive: Callable[[], bytes] | None = None

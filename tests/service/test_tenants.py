@@ -93,7 +93,7 @@ async def test_reflection_needs_a_credential_too(start_for_tenants):
             await ServerReflectionStub(channel).ServerReflectionInfo([request])
         headers = {"authorization": "Bearer bolt-secret"}
         (reply,) = await ServerReflectionStub(channel).ServerReflectionInfo([request], metadata=headers)
-        assert len(reply.list_services_response.service) == 2
+        assert "pykv.v1.Engine" in [service.name for service in reply.list_services_response.service]
     finally:
         channel.close()
 
