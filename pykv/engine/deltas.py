@@ -88,5 +88,7 @@ def _usage(request: Request, summary: RequestSummary) -> Usage:
         preemptions=summary.preemptions,
         recomputed_tokens=summary.recomputed_tokens,
         swapped_blocks=summary.swapped_blocks,
-        stalled_ms=max(request.stalled_seconds, summary.stalled_seconds) * 1e3 if summary.preemptions else 0.0,
+        stalled_ms=max(request.stalled_seconds, summary.stalled_seconds) * 1e3
+        if summary.preemptions
+        else 0.0,
     )

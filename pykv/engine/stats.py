@@ -65,10 +65,6 @@ class EngineStats:
     peak_table_blocks: int
     peak_table_tokens: int
     peak_num_running: int
-    swapped_out_blocks: int
-    swapped_in_blocks: int
-    host_blocks_total: int
-    host_blocks_free: int
 
 
 @dataclass(slots=True)
@@ -116,8 +112,4 @@ def engine_stats(
         peak_table_blocks=scheduler.peak_table_blocks,
         peak_table_tokens=scheduler.peak_table_tokens,
         peak_num_running=scheduler.peak_num_running,
-        swapped_out_blocks=scheduler.swapped_out_blocks,
-        swapped_in_blocks=scheduler.swapped_in_blocks,
-        host_blocks_total=scheduler.host_blocks_total,
-        host_blocks_free=scheduler.host_blocks_free,
     )
