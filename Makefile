@@ -16,7 +16,7 @@ export VIRTUAL_ENV := $(abspath $(VENV))
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve test test-build test-rust test-loom test-python test-long lint stubs ci bench proto wheel clean fuzz toolchain
+.PHONY: help setup gateway soak demo serve test test-build test-rust test-loom test-python test-long lint stubs ci bench proto wheel clean fuzz toolchain
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
 
@@ -53,6 +53,14 @@ $(STAMPS)/core: $(RUST_SOURCES) pyproject.toml $(STAMPS)/python | toolchain
 	@$(BIN)/maturin develop --release
 	@touch $@
 
+# A venv of its own: its packages want another protobuf than the one that generates our messages.
+$(STAMPS)/gateway: | $(STAMPS)/python
+	@$(PYTHON) -m venv $(VENV)/gateway
+	@$(VENV)/gateway/bin/python -m pip install --quiet 'smg>=1.13,<2'
+	@touch $@
+
+gateway: $(STAMPS)/gateway  ## The gateway smg, which puts an HTTP API as OpenAI's in front of the daemon
+
 # --- running ----------------------------------------------------------------------------------------------------
 
 demo: setup  ## Four chats at once with the bundled model, over gRPC, then a table
@@ -82,7 +90,7 @@ test-loom: | toolchain
 test-python: setup
 	$(PYTEST) -m "not long"
 
-test-long: setup  ## The slow forms of the tests
+test-long: setup gateway  ## The slow forms of the tests
 	PROPTEST_CASES=$(CASES) $(LIMIT) cargo test --workspace --release
 	$(PYTEST) -m long --timeout 1800
 

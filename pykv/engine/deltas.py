@@ -87,8 +87,8 @@ def _usage(request: Request, summary: RequestSummary) -> Usage:
         output_tokens=summary.output_tokens,
         preemptions=summary.preemptions,
         recomputed_tokens=summary.recomputed_tokens,
-        stalled_ms=max(request.stalled_seconds, summary.stalled_seconds) * 1000
+        swapped_blocks=summary.swapped_blocks,
+        stalled_ms=max(request.stalled_seconds, summary.stalled_seconds) * 1e3
         if summary.preemptions
         else 0.0,
-        swapped_blocks=summary.swapped_blocks,
     )

@@ -11,14 +11,14 @@ __all__ = ["Completion", "OutputDelta", "RequestOutput", "TokenLogprobs", "Usage
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What one request took, over all its samples, in tokens.
+    """What one request took, over all its samples.
 
     Attributes:
-        preemptions: how often one of its samples lost its blocks to others.
-        recomputed_tokens: computed again because of that.
-        stalled_ms: milliseconds in which its samples stood still because of that, added up: from the last token before
-            a preemption to the next one.
-        swapped_blocks: copied to the host instead of being computed again.
+        prompt_tokens, cached_tokens, output_tokens: the cached ones are those of the prompt that were in the cache.
+        preemptions: how often a sample lost its blocks to others and was brought back.
+        recomputed_tokens, swapped_blocks: tokens that were computed again for that, blocks that were kept on the host.
+        stalled_ms: how long its samples stood still because of that, in sum, in milliseconds: from the last token
+            before a preemption to the next one.
     """
 
     prompt_tokens: int
@@ -26,8 +26,8 @@ class Usage:
     output_tokens: int
     preemptions: int
     recomputed_tokens: int
-    stalled_ms: float = 0.0
     swapped_blocks: int = 0
+    stalled_ms: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

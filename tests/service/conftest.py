@@ -96,12 +96,12 @@ def make_engine():
 
 @pytest_asyncio.fixture
 async def start_daemon():
-    """Starts daemons: `await start_daemon(engine=None, description=None, **options)`."""
+    """Starts daemons: `await start_daemon(engine=None, description=None, archive=None, **options)`."""
 
     async with AsyncExitStack() as stack:
 
-        async def start(engine=None, description=None, **options):
-            return await stack.enter_async_context(_running(engine, description, options))
+        async def start(engine=None, description=None, archive=None, **options):
+            return await stack.enter_async_context(_running(engine, description, archive, options))
 
         yield start
 
@@ -168,9 +168,9 @@ def save_tiny_model():
 
 
 @asynccontextmanager
-async def _running(engine, description, options):
+async def _running(engine, description, archive, options):
     engine = engine or stub_engine.StubEngine()
-    served = ServedModel(engine, description or stub_engine.DESCRIPTION)
+    served = ServedModel(engine, description or stub_engine.DESCRIPTION, archive)
     daemon = Daemon(replace(ServeOptions(port=0, drain_timeout=0.0), **options), lambda *_: served)
     task = asyncio.create_task(daemon.run())
     ready = asyncio.create_task(daemon.wait_ready())

@@ -16,6 +16,7 @@ from pykv.client import Client
 from pykv.errors import InvalidRequestError
 from pykv.sampling import SamplingParams
 from pykv.service.gateway.messages import params_of, prompt_of
+from pykv.service.tokenizer_archive import tokenizer_archive
 
 pytestmark = pytest.mark.asyncio
 
@@ -131,9 +132,10 @@ async def test_health_is_readiness(stub, daemon):
 
 
 async def test_the_tokenizer_is_sent_as_an_archive_that_is_always_the_same(
-    start_daemon, make_engine, tiny_runner, open_stub, serve_archive
+    start_daemon, tiny_runner, open_stub
 ):
-    daemon = await serve_archive()
+    runner, tokenizer = tiny_runner
+    daemon = await start_daemon(archive=lambda: tokenizer_archive(tokenizer, runner.config))
     async with open_stub(daemon) as stub:
         chunks = await read(stub.GetTokenizer(common_pb2.GetTokenizerRequest()))
         again = await read(stub.GetTokenizer(common_pb2.GetTokenizerRequest()))
@@ -141,25 +143,6 @@ async def test_the_tokenizer_is_sent_as_an_archive_that_is_always_the_same(
     assert chunks[-1].sha256 == hashlib.sha256(archive).hexdigest() == again[-1].sha256
     names = set(zipfile.ZipFile(io.BytesIO(archive)).namelist())
     assert {"tokenizer.json", "tokenizer_config.json", "config.json"} <= names
-
-
-@pytest.fixture
-def serve_archive(start_daemon, tiny_runner):
-    from pykv.service.served import ServedModel
-    from pykv.service.tokenizer_archive import tokenizer_archive
-
-    async def serve():
-        daemon = await start_daemon()
-        runner, tokenizer = tiny_runner
-        served = daemon.daemon._engine_service.model()
-        daemon.daemon._engine_service.serve(
-            ServedModel(
-                served.engine, served.description, lambda: tokenizer_archive(tokenizer, runner.config)
-            )
-        )
-        return daemon
-
-    return serve
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,9 @@ def read(arguments=(), environment=None, file=None, tmp_path=None):
 def test_the_defaults_are_those_of_the_engine():
     options = read()
     assert options == ServeOptions()
-    assert options.engine_config() == EngineConfig()
+    assert options.engine_config() == EngineConfig(
+        queue_order="fair_share"
+    )  # without tenants the same as fcfs
     assert (options.host, options.port, options.model) == ("127.0.0.1", 50051, "bundled")
 
 
@@ -172,7 +174,7 @@ def test_the_help_names_every_option_under_a_heading(capsys):
     text = capsys.readouterr().out
     for entry in fields(ServeOptions):
         assert "--" + entry.name.replace("_", "-") in text
-    for heading in ("model", "cache", "scheduler", "network", "operation"):
+    for heading in ("model", "cache", "scheduler", "network", "security", "operation"):
         assert f"\n{heading}:" in text
 
 

@@ -254,6 +254,46 @@ def _fail():
     raise SystemError("planted")
 
 
+async def test_a_panic_of_the_core_ends_the_calls_and_readiness(real, monkeypatch, eventually):
+    async with Client(real.address) as client:
+        stream = client.generate("hello", LONG)
+        await anext(stream)
+        start = time.monotonic()
+        scheduler = real.engine.engine.steps._scheduler
+        monkeypatch.setattr(scheduler, "plan", lambda *_: scheduler._native._panic())
+        with pytest.raises(EngineDeadError):
+            [delta async for delta in stream]
+
+        async def is_not_serving():
+            return await client.health() == "NOT_SERVING"
+
+        await eventually(is_not_serving, seconds=2.0)
+        assert time.monotonic() - start < 3.0
+        with pytest.raises(EngineDeadError):
+            await anext(client.generate("hello", GREEDY))
+
+
+async def test_a_row_that_is_not_finite_fails_its_request_alone(real, tiny_runner, monkeypatch, collect):
+    (poison,) = real.engine.engine.encode("Z")[-1:].tolist()
+    forward = tiny_runner[0].forward
+
+    def partly_nan(step):
+        logits = forward(step)
+        logits[step.token_ids[step.logits_indices] == poison] = float("nan")
+        return logits
+
+    async with Client(real.address) as client:
+        expected = joined(await collect(client.generate("other", GREEDY)))
+        monkeypatch.setattr(tiny_runner[0], "forward", partly_nan)
+        others = [asyncio.create_task(collect(client.generate("other", GREEDY))) for _ in range(3)]
+        with pytest.raises(ServiceError, match="no finite largest logit") as failure:
+            await collect(client.generate("helloZ", GREEDY))
+        assert failure.value.status == "INTERNAL"
+        for deltas in await asyncio.gather(*others):
+            assert joined(deltas).outputs == expected.outputs
+        assert await client.health() == "SERVING"
+
+
 async def test_an_engine_that_hangs_is_not_ready_until_it_moves(
     start_daemon, make_real_engine, tiny_runner, monkeypatch, eventually
 ):

@@ -44,28 +44,36 @@ async def timed(stream):
     return deltas, longest * 1000
 
 
-async def test_the_longest_gap_that_a_client_saw_is_what_its_usage_says(crowded):
-    daemon = await crowded()
+MODES = {"recompute": {}, "swap": {"preemption": "swap", "swap_space_bytes": 2**20}}
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_the_longest_gap_that_a_client_saw_is_what_its_usage_says(crowded, mode):
+    daemon = await crowded(**MODES[mode])
     async with Client(daemon.address) as client:
         results = await asyncio.gather(
             *(timed(client.generate(prompt, GREEDY)) for prompt in ("a" * 40, "b" * 40))
         )
     (stalled, gap), (undisturbed, _) = sorted(results, key=lambda result: -result[0][-1].usage.preemptions)
     usage = stalled[-1].usage
-    assert (usage.preemptions, usage.swapped_blocks) == (1, 0)
-    assert usage.recomputed_tokens > 0
+    assert usage.preemptions == 1
+    assert (usage.recomputed_tokens > 0, usage.swapped_blocks > 0) == (mode == "recompute", mode == "swap")
     assert usage.stalled_ms == pytest.approx(gap, rel=0.2, abs=30)
     assert usage.stalled_ms > 20 * SLOW_STEP_SECONDS * 1000
     assert (undisturbed[-1].usage.preemptions, undisturbed[-1].usage.stalled_ms) == (0, 0.0)
     timing = daemon.engine.timing()
-    assert (timing.stalls_recompute.num_values, timing.stalls_swap.num_values) == (1, 0)
-    assert timing.stalls_recompute.total * 1000 == pytest.approx(usage.stalled_ms)
+    stalls = {"recompute": timing.stalls_recompute, "swap": timing.stalls_swap}
+    assert {name: counts.num_values for name, counts in stalls.items()} == {
+        name: int(name == mode) for name in MODES
+    }
+    assert stalls[mode].total * 1000 == pytest.approx(usage.stalled_ms)
 
 
-async def test_a_preempted_stream_has_each_token_once_and_in_order(crowded, make_small_engine):
+@pytest.mark.parametrize("mode", MODES)
+async def test_a_preempted_stream_has_each_token_once_and_in_order(crowded, make_small_engine, mode):
     prompts = ["a" * 40, "b" * 40, "c" * 40]
     alone = make_small_engine(num_blocks=65).engine.generate(prompts, GREEDY)
-    daemon = await crowded()
+    daemon = await crowded(**MODES[mode])
     async with Client(daemon.address) as client:
         results = await asyncio.gather(*(timed(client.generate(prompt, GREEDY)) for prompt in prompts))
     assert sum(deltas[-1].usage.preemptions for deltas, _ in results) > 0

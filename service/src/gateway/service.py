@@ -111,7 +111,7 @@ class GatewayService:
                 server_type="vllm-grpc",
                 data_parallel_size=1,
                 block_size=served.description.block_size,
-                kv_cache_dtype=served.description.dtype,
+                kv_cache_dtype=served.description.kv_dtype,
                 model_dtype=f"torch.{served.description.dtype}",
             )
         )

@@ -253,7 +253,7 @@ def description_families(description: ModelDescription, prefixes: Mapping[str, b
     for prefix in prefixes:
         labels = {
             "block_size": str(description.block_size),
-            "cache_dtype": description.dtype,
+            "cache_dtype": description.kv_dtype,
             "model_name": description.name,
             "num_gpu_blocks": str(description.num_blocks),
         }

@@ -100,8 +100,11 @@ class ServeOptions:
     max_queued_tokens: int | None = _engine(
         "max_queued_tokens", integer(1), SCHEDULER, "prompt tokens that wait; no limit if not set"
     )
-    queue_order: str = _engine(
-        "queue_order", choice(*QUEUE_ORDERS), SCHEDULER, "who of those that wait is next"
+    queue_order: str = _option(
+        "fair_share",
+        choice(*QUEUE_ORDERS),
+        SCHEDULER,
+        "who of those that wait is next; fair_share: each tenant in turn, by tokens",
     )
     host: str = _option("127.0.0.1", TEXT, NETWORK, "address to listen on")
     port: int = _option(50051, integer(0, 65535), NETWORK, "port to listen on; 0 takes a free one")

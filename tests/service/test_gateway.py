@@ -1,0 +1,121 @@
+"""The gateway `smg` itself in front of the daemon, driven by the `openai` client.
+
+It runs where the program `smg` is found: where `make gateway` put it, where SMG_PROGRAM says, or on the PATH.
+"""
+
+import asyncio
+import contextlib
+import os
+import shutil
+import socket
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.asyncio, pytest.mark.long]
+
+OWN = Path(__file__).resolve().parents[2] / ".venv" / "gateway" / "bin" / "smg"
+SMG = os.environ.get("SMG_PROGRAM") or (str(OWN) if OWN.is_file() else shutil.which("smg"))
+START_SECONDS = 60.0
+
+
+@contextlib.asynccontextmanager
+async def gateway(daemon, log):
+    """Runs the gateway until the end of the block; yields the URL of its HTTP API."""
+    openai = pytest.importorskip("openai")
+    if SMG is None:
+        pytest.skip("the program smg is not installed: `make gateway` brings it")
+    port, metrics_port = free_ports(2)
+    arguments = [
+        *("--worker-urls", f"grpc://{daemon.address}"),
+        *("--host", "127.0.0.1", "--port", str(port)),
+        *("--prometheus-host", "127.0.0.1", "--prometheus-port", str(metrics_port)),
+    ]
+    with log.open("wb") as output:
+        process = await asyncio.create_subprocess_exec(
+            SMG, "launch", *arguments, stdout=output, stderr=asyncio.subprocess.STDOUT
+        )
+    client = openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0)
+    try:
+        async with asyncio.timeout(START_SECONDS):
+            while not await has_model(client, openai):  # noqa: ASYNC110
+                await asyncio.sleep(0.1)
+        yield client
+    finally:
+        await client.close()
+        process.terminate()
+        await process.wait()
+
+
+async def has_model(client, openai):
+    try:
+        return bool([model async for model in client.models.list()])
+    except openai.APIError:
+        return False
+
+
+def free_ports(count):
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [each.getsockname()[1] for each in sockets]
+    for each in sockets:
+        each.close()
+    return ports
+
+
+@pytest.fixture
+def start_tiny(start_daemon, tiny_runner, make_real_engine):
+    """A daemon with the random model and its tokenizer's files."""
+    from pykv.service.loading import describe
+    from pykv.service.tokenizer_archive import tokenizer_archive
+
+    async def start():
+        engine = make_real_engine()
+        runner, tokenizer = tiny_runner
+        description = describe(engine.engine, runner)
+        return await start_daemon(
+            engine, description, archive=lambda: tokenizer_archive(tokenizer, runner.config)
+        )
+
+    return start
+
+
+async def test_chat_and_completions_streamed_and_whole_and_an_abort(start_tiny, tmp_path, eventually):
+    daemon = await start_tiny()
+    async with gateway(daemon, tmp_path / "smg.log") as client:
+        model = (await client.models.list()).data[0].id
+        question = [{"role": "user", "content": "hi there"}]
+        options = {"model": model, "max_tokens": 12, "temperature": 0, "seed": 7}
+
+        whole = await client.chat.completions.create(messages=question, **options)
+        assert whole.usage.completion_tokens == 12
+        assert whole.choices[0].finish_reason == "length"
+        stream = await client.chat.completions.create(messages=question, stream=True, **options)
+        parts = [chunk.choices[0].delta.content or "" async for chunk in stream if chunk.choices]
+        assert "".join(parts) == whole.choices[0].message.content
+
+        completion = await client.completions.create(prompt="once upon", **options)
+        assert completion.usage.completion_tokens == 12
+        stream = await client.completions.create(prompt="once upon", stream=True, **options)
+        parts = [chunk.choices[0].text async for chunk in stream if chunk.choices]
+        assert "".join(parts) == completion.choices[0].text
+
+        several = await client.chat.completions.create(
+            messages=question, n=2, **{**options, "temperature": 1.0}
+        )
+        assert sorted(choice.index for choice in several.choices) == [0, 1]
+
+        long = await client.chat.completions.create(
+            messages=question,
+            stream=True,
+            extra_body={"ignore_eos": True},
+            **{**options, "max_tokens": 4000},
+        )
+        await anext(aiter(long))
+        await long.close()
+
+        async def is_idle():
+            stats = daemon.engine.stats()
+            return stats.num_live_requests == 0 and stats.num_finished.get("abort", 0) >= 1
+
+        await eventually(is_idle)
+        assert daemon.engine.stats().blocks_active == 0
