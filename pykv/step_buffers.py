@@ -30,8 +30,7 @@ class StepBuffers:
     resized.
 
     The page lists say the same as the block tables, as FlashInfer takes it. Their cost follows the blocks of the whole
-    batch: each step writes the entries that have moved, which are those behind the first row that got a block. They are
-    for models of one layer group that keeps every position.
+    batch: each step writes the entries that have moved, which are those behind the first row that got a block.
 
     Args:
         config: of the scheduler that fills them.
@@ -49,12 +48,13 @@ class StepBuffers:
         block_tables: int32 [max_num_seqs, max_blocks_per_seq]; what lies beyond a sequence's length has no meaning, and
             the null block 0 stands for what left a window. With several layer groups [len(groups), ...].
         kv_indptr: int32 [max_num_seqs + 1]; batch row i reads the blocks kv_indices[kv_indptr[i] : kv_indptr[i + 1]].
-        kv_indices: int32 [max_num_seqs * max_blocks_per_seq]; block ids, batch row after batch row.
+        kv_indices: int32 [max_num_seqs * max_blocks_per_seq]; block ids, batch row after batch row, the null block 0
+            for what left a window. With several layer groups [len(groups), ...].
         kv_last_page_len: int32 [max_num_seqs]; tokens in the last block of batch row i, 1 to block_size.
         swap_out_pairs: int64 [num_host_blocks, 2]; (device, host) blocks to copy first of all.
         swap_in_pairs: int64 [num_host_blocks, 2]; (host, device) blocks to copy next.
-        copy_pairs: int64 [len(groups) * max_num_seqs, 2]; (source, target) blocks to copy then, in this order, before
-            the model runs.
+        copy_pairs: int64 [len(groups) * max_num_seqs, 2]; (source, target) blocks to copy then, in this order,
+            before the model runs.
         sample_indices: int64 [max_num_samples]; after which of the step's tokens each sample is drawn;
             max_num_samples = max_num_seqs * (1 + num_lookahead_tokens).
         sample_rows: int32 [max_num_samples]; the row of the sequence that gets the sample.
@@ -65,7 +65,7 @@ class StepBuffers:
     Raises:
         StepError: one of `arrays` is unknown, is read-only, not contiguous or a copy, overlaps another one, or has
             another shape or dtype.
-        ConfigError: from `Scheduler.plan`, if page lists could pass 2**31 entries, or the model has other layer groups.
+        ConfigError: from `Scheduler.plan`, if page lists could pass 2**31 entries.
     """
 
     def __init__(
@@ -115,8 +115,8 @@ class StepBuffers:
 
 
 def _layout(config: SchedulerConfig) -> _Layout:
-    samples = config.max_num_seqs * (1 + config.num_lookahead_tokens)
     groups = () if len(config.groups) == 1 else (len(config.groups),)
+    samples = config.max_num_seqs * (1 + config.num_lookahead_tokens)
     tokens, rows, blocks = config.max_num_batched_tokens, config.max_num_seqs, config.max_blocks_per_seq
     return {
         "token_ids": (np.int64, (tokens,)),
@@ -127,7 +127,7 @@ def _layout(config: SchedulerConfig) -> _Layout:
         "table_rows": (np.int32, (rows,)),
         "block_tables": (np.int32, (*groups, rows, blocks)),
         "kv_indptr": (np.int32, (rows + 1,)),
-        "kv_indices": (np.int32, (rows * blocks,)),
+        "kv_indices": (np.int32, (*groups, rows * blocks)),
         "kv_last_page_len": (np.int32, (rows,)),
         "swap_out_pairs": (np.int64, (config.num_host_blocks, 2)),
         "swap_in_pairs": (np.int64, (config.num_host_blocks, 2)),

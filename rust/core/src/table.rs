@@ -9,7 +9,7 @@
 
 use crate::error::Result;
 use crate::pool::BlockPool;
-use crate::units::BlockId;
+use crate::units::{BlockId, BlockSize};
 
 /// A copy of a whole block that must be done before the target is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,6 +38,11 @@ impl BlockTable {
     /// A table whose first `dropped` blocks are not needed any more.
     pub fn starting_at(pool: &BlockPool, dropped: usize) -> Self {
         Self { pool: pool.clone(), blocks: vec![BlockId::NULL; dropped], dropped }
+    }
+
+    /// Tokens a block.
+    pub fn block_size(&self) -> BlockSize {
+        self.pool.block_size()
     }
 
     /// The blocks, in order.

@@ -290,8 +290,8 @@ impl PrefixCache {
         hits - self.pins_back[group].min(hits)
     }
 
-    /// The blocks that a sequence of these tokens would share, over all groups.
-    pub(crate) fn shared_blocks(
+    /// The blocks that [`share`](Self::share) would pin, over all groups.
+    pub(crate) fn hit_blocks(
         &mut self,
         scope: ScopeId,
         tokens: &[TokenId],

@@ -194,27 +194,28 @@ impl TableSync {
     /// Forgets what stands there if it was not written by this scheduler, whose tables have so many rows.
     pub(super) fn claim(&mut self, owner: &Identity, num_rows: usize) {
         if !self.owner.as_ref().is_some_and(|other| Arc::ptr_eq(&other.0, &owner.0)) {
-            self.pages.clear();
             self.rows.clear();
             self.rows.resize(num_rows, Synced::default());
+            self.pages.clear();
             self.owner = Some(owner.clone());
         }
     }
 
-    /// The entries of a row that must be written, given the table's epoch: those given back since, and all from the
-    /// returned place on. All up to `len` count as written then, and stay what they are for as long as the epoch does.
+    /// The entries of a row that must be written, given the table's epoch: those given back since, and the new ones. All
+    /// up to `lasting` count as written then, and stay what they are for as long as the epoch does.
     pub(super) fn advance(
         &mut self,
         row: usize,
         epoch: u64,
         len: usize,
+        lasting: usize,
         dropped: usize,
-    ) -> (Range<usize>, usize) {
-        let before = std::mem::replace(&mut self.rows[row], Synced { epoch, len, dropped });
+    ) -> (Range<usize>, Range<usize>) {
+        let before = std::mem::replace(&mut self.rows[row], Synced { epoch, len: lasting, dropped });
         if before.epoch != epoch {
-            return (0..0, 0);
+            return (0..0, 0..len);
         }
         let known = before.len.min(len);
-        (before.dropped.min(known)..dropped.min(known), known)
+        (before.dropped.min(known)..dropped.min(known), known..len)
     }
 }

@@ -115,7 +115,8 @@ impl Scheduler {
             if blocks > needed || blocks < size.blocks_for(sequence.num_planned) {
                 return broken("I11 waste", format!("{blocks} blocks for {} tokens", sequence.tokens.len()));
             }
-            let most = group.most_blocks(sequence.tokens.len(), self.config.chunk(), size);
+            let chunk = self.config.chunk().max(1 + self.config.num_lookahead_tokens);
+            let most = group.most_blocks(sequence.tokens.len(), chunk, size);
             if table.held().len() > most + self.config.kept_blocks() + sequence.shared_blocks {
                 return broken("I14 window", format!("{} blocks held, at most {most}", table.held().len()));
             }

@@ -128,7 +128,7 @@ impl SchedulerConfig {
 
     /// The most tokens of one sequence that a step computes.
     pub(super) fn chunk(&self) -> usize {
-        self.max_chunk_tokens.max(1 + self.num_lookahead_tokens).min(self.max_num_batched_tokens)
+        self.max_chunk_tokens.min(self.max_num_batched_tokens)
     }
 
     /// Blocks that a sequence may hold although they left its windows: where no group keeps all positions, the last one

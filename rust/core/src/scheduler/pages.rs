@@ -5,20 +5,19 @@
 //! that a long sequence that decodes alone costs as little as a short one.
 
 use std::cell::Cell;
+use std::ops::Range;
 
 use super::config::SchedulerConfig;
-use super::sequence::{Arena, Sequence};
+use super::sequence::Arena;
 use super::step::Step;
 use crate::error::{Error, Result};
-use crate::groups::LayerGroup;
-use crate::units::{BlockId, BlockSize};
 
 /// Where a plan writes its page lists. Lengths are at least those of [`PageLists::check`].
 #[derive(Clone, Copy)]
 pub struct PageLists<'a> {
     /// Batch row `i` reads the blocks `kv_indices[kv_indptr[i]..kv_indptr[i + 1]]`.
     pub kv_indptr: &'a [Cell<i32>],
-    /// Block ids, batch row after batch row.
+    /// Block ids, batch row after batch row, the longest list's length for each layer group.
     pub kv_indices: &'a [Cell<i32>],
     /// Tokens in the last of each batch row's blocks: 1 to the block size.
     pub kv_last_page_len: &'a [Cell<i32>],
@@ -28,17 +27,12 @@ impl PageLists<'_> {
     /// Whether every array is long enough for any step under this configuration.
     ///
     /// # Errors
-    /// [`Error::ArrayLength`] with the first that is not; [`Error::InvalidConfig`] if the longest list passes 2³¹ entries,
-    /// or if the model has other layer groups.
+    /// [`Error::ArrayLength`] with the first that is not; [`Error::InvalidConfig`] if the longest list passes 2³¹ entries.
     pub fn check(&self, config: &SchedulerConfig) -> Result<()> {
-        if config.groups != [LayerGroup::Full] {
-            let given = format!("{:?}", config.groups);
-            return Err(Error::config("groups", given, "one group of all positions with page lists"));
-        }
-        let (rows, indices) = (config.max_num_seqs, max_indices(config));
-        if i32::try_from(indices).is_err() {
+        let (rows, indices) = (config.max_num_seqs, config.groups.len().saturating_mul(max_indices(config)));
+        if i32::try_from(max_indices(config)).is_err() {
             let field = "max_num_seqs * max_blocks_per_seq";
-            return Err(Error::config(field, indices, "at most 2147483647 with page lists"));
+            return Err(Error::config(field, max_indices(config), "at most 2147483647 with page lists"));
         }
         for (array, length, needed) in [
             ("kv_indptr", self.kv_indptr.len(), rows + 1),
@@ -53,30 +47,35 @@ impl PageLists<'_> {
     }
 
     /// Writes the lists of a step.
-    pub(super) fn write(&self, step: &Step, sequences: &Arena, size: BlockSize, sync: &mut PageSync) {
+    pub(super) fn write(
+        &self,
+        step: &Step,
+        sequences: &Arena,
+        config: &SchedulerConfig,
+        sync: &mut PageSync,
+    ) {
+        let (size, num_groups) = (config.block_size, config.groups.len());
         let mut start = 0;
         self.kv_indptr[0].set(0);
-        sync.runs.truncate(step.rows.len());
+        sync.runs.truncate(step.rows.len() * num_groups);
         for (batch_row, scheduled) in step.rows.iter().enumerate() {
             let sequence = &sequences[scheduled.sequence];
-            let blocks = read_blocks(sequence, size);
-            let lasting = sequence.num_lasting_blocks(&sequence.tables[0], size);
-            let kept =
-                sync.advance(batch_row, Run { epoch: sequence.epoch, start, len: blocks.len().min(lasting) });
-            let cells = &self.kv_indices[start..start + blocks.len()];
-            let new = cells[kept..].iter().zip(&blocks[kept..]);
-            new.for_each(|(cell, block)| cell.set(block.get() as i32));
-            start += blocks.len();
+            let len = sequence.num_planned.div_ceil(size);
+            for (group, table) in sequence.tables.iter().enumerate() {
+                let lasting = sequence.num_lasting_blocks(table).min(len);
+                let dropped = table.num_dropped().min(len);
+                let run = Run { epoch: sequence.epoch, start, len, lasting, dropped };
+                let cells = &self.kv_indices[group * max_indices(config)..][start..start + len];
+                for places in sync.advance(batch_row * num_groups + group, run) {
+                    let blocks = &table.blocks()[places.clone()];
+                    cells[places].iter().zip(blocks).for_each(|(cell, block)| cell.set(block.get() as i32));
+                }
+            }
+            start += len;
             self.kv_indptr[batch_row + 1].set(start as i32);
-            let before = size.tokens() * (blocks.len() - 1);
-            self.kv_last_page_len[batch_row].set((sequence.num_planned - before) as i32);
+            self.kv_last_page_len[batch_row].set((sequence.num_planned - size * (len - 1)) as i32);
         }
     }
-}
-
-/// The blocks that hold a sequence's tokens up to the step's last one.
-fn read_blocks(sequence: &Sequence, size: BlockSize) -> &[BlockId] {
-    &sequence.tables[0].blocks()[..size.blocks_for(sequence.num_planned)]
 }
 
 /// Page lists as plain vectors: for Rust callers and tests.
@@ -96,7 +95,7 @@ impl OwnedPageLists {
         let rows = config.max_num_seqs;
         Self {
             kv_indptr: vec![0; rows + 1],
-            kv_indices: vec![0; max_indices(config)],
+            kv_indices: vec![0; config.groups.len() * max_indices(config)],
             kv_last_page_len: vec![0; rows],
         }
     }
@@ -111,7 +110,7 @@ impl OwnedPageLists {
     }
 }
 
-/// Entries of the longest lists: every row with as many blocks as a sequence can have, shared ones in each.
+/// Entries of a group's longest lists: every row with as many blocks as a sequence can have, shared ones in each.
 fn max_indices(config: &SchedulerConfig) -> usize {
     config.max_num_seqs.saturating_mul(config.max_blocks_per_seq())
 }
@@ -122,12 +121,16 @@ pub(super) struct PageSync {
     runs: Vec<Run>,
 }
 
-/// One batch row's blocks in `kv_indices`, those left out that were taken for drafts.
+/// One batch row's blocks of one group in `kv_indices`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Run {
     epoch: u64,
     start: usize,
     len: usize,
+    /// Those of its blocks that stay whatever becomes of drafts.
+    lasting: usize,
+    /// Null blocks at its beginning.
+    dropped: usize,
 }
 
 impl PageSync {
@@ -135,15 +138,17 @@ impl PageSync {
         self.runs.clear();
     }
 
-    /// How many of a run's first entries stand there already; all of them count as written then.
-    fn advance(&mut self, batch_row: usize, run: Run) -> usize {
-        let Some(before) = self.runs.get_mut(batch_row) else {
+    /// The entries of a run that must be written: those given back since, and the new ones. All count as written then.
+    fn advance(&mut self, place: usize, run: Run) -> [Range<usize>; 2] {
+        let Some(before) = self.runs.get_mut(place) else {
             self.runs.push(run);
-            return 0;
+            return [0..0, 0..run.len];
         };
-        let same = before.epoch == run.epoch && before.start == run.start;
-        let kept = if same { before.len.min(run.len) } else { 0 };
-        *before = run;
-        kept
+        let before = std::mem::replace(before, run);
+        if before.epoch != run.epoch || before.start != run.start {
+            return [0..0, 0..run.len];
+        }
+        let known = before.lasting.min(run.len);
+        [before.dropped.min(known)..run.dropped.min(known), known..run.len]
     }
 }

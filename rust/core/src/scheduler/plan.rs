@@ -2,9 +2,9 @@
 //!
 //! 1. Sequences with one token left to compute, the oldest first: each gets a block if it needs one, if need be by
 //!    preempting younger ones.
-//!    Then drafts for those that were proposed some.
 //! 2. Chunks of the prompts that run already.
 //! 3. Waiting sequences, the oldest first, each with all its blocks or not at all; none in a step that preempted.
+//! 4. Drafts behind the decodes that were proposed some, with the budget and the blocks that are left.
 
 use std::cell::Cell;
 use std::ops::Range;
@@ -56,11 +56,11 @@ impl Scheduler {
         step.clear(self.next_step);
         self.preempt_lower_ranks(&mut step);
         let preempted = self.schedule_decodes(&mut step)?;
-        self.add_drafts(&mut step);
         let is_short = self.schedule_prefills(&mut step)?;
         if !preempted && !is_short {
             self.admit_waiting(&mut step)?;
         }
+        self.add_drafts(&mut step);
         self.write(&step, arrays, sync);
         let plan = step.plan();
         self.step = step;
@@ -297,7 +297,8 @@ impl Scheduler {
     /// The published blocks that a sequence would share.
     pub(super) fn hits(&mut self, index: SeqIndex) -> HashSet<BlockId> {
         let sequence = &self.sequences[index];
-        self.cache.shared_blocks(sequence.scope, &sequence.tokens, self.max_hits(sequence)).collect()
+        let max_hits = self.max_hits(sequence);
+        self.cache.hit_blocks(sequence.scope, &sequence.tokens, max_hits).collect()
     }
 
     /// The blocks that a sequence takes anew in each group when it starts with `hits` blocks found.
@@ -478,7 +479,7 @@ impl Scheduler {
         write_copies(&step.copies, arrays.copy_pairs);
         write_placed(step, arrays);
         if let Some(lists) = arrays.page_lists {
-            lists.write(step, &self.sequences, self.block_size, &mut sync.pages);
+            lists.write(step, &self.sequences, &self.config, &mut sync.pages);
         }
     }
 
@@ -503,9 +504,9 @@ impl Scheduler {
     fn write_tables(&self, arrays: &StepArrays<'_>, sequence: &Sequence, sync: &mut TableSync) {
         for (group, table) in sequence.tables.iter().enumerate() {
             let row = group * self.config.max_num_seqs + sequence.row().index();
-            let lasting = sequence.num_lasting_blocks(table, self.block_size);
-            let (given_back, first) = sync.advance(row, sequence.epoch, lasting, table.num_dropped());
-            let new = first..table.len();
+            let lasting = sequence.num_lasting_blocks(table);
+            let (given_back, new) =
+                sync.advance(row, sequence.epoch, table.len(), lasting, table.num_dropped());
             if given_back.is_empty() && new.is_empty() {
                 continue;
             }

@@ -5,7 +5,7 @@
 //! samples              s0 s1 s2 s3       s0 checks d0, s1 checks d1, ...: the first that differs is the last to count
 //! accepted 1           ok ok            s0 (= d0) and s1 count; the blocks beyond s0's K and V are given back
 //! ```
-//! Drafts are guests: they take blocks that are free or idle, after every decode of the step has its own, and preempt
+//! Drafts are guests: they take budget and blocks that are left when all others of the step have theirs, and preempt
 //! nobody. A draft that finds no slot or no budget is left out.
 
 use super::Scheduler;
@@ -15,7 +15,7 @@ use super::sequence::{SeqIndex, Sequence};
 use super::step::{Scheduled, Step};
 use crate::error::{Error, Result};
 use crate::table::BlockTable;
-use crate::units::{BlockSize, Row, TokenId};
+use crate::units::{Row, TokenId};
 
 /// Drafts for the sequences that run, as flat arrays.
 #[derive(Clone, Copy, Debug)]
@@ -112,27 +112,31 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Has the decodes of a step check what was proposed for them: those that do come after the others.
+    /// Has the decodes of a step check what was proposed for them, with the budget and the blocks that nobody else took:
+    /// those that do come after the other decodes.
     pub(super) fn add_drafts(&mut self, step: &mut Step) {
         if self.drafts.tokens.is_empty() {
             return;
         }
-        let mut decodes = std::mem::take(&mut step.rows);
         let mut checking = std::mem::take(&mut self.drafts.checking);
-        decodes.retain(|&scheduled| {
-            let num_drafts = self.add_drafts_to(scheduled.sequence, step.num_tokens);
-            if num_drafts > 0 {
-                step.num_tokens += num_drafts;
-                step.num_samples += num_drafts;
-                let (num_tokens, num_samples) = (1 + num_drafts, 1 + num_drafts);
-                checking.push(Scheduled { num_tokens, num_samples, ..scheduled });
+        let mut num_plain = 0;
+        for batch_row in 0..step.num_decodes {
+            let decode = step.rows[batch_row];
+            let num_drafts = self.add_drafts_to(decode.sequence, step.num_tokens);
+            if num_drafts == 0 {
+                step.rows[num_plain] = decode;
+                num_plain += 1;
+                continue;
             }
-            num_drafts == 0
-        });
-        step.num_decodes = decodes.len();
-        step.num_draft_rows = checking.len();
-        decodes.append(&mut checking);
-        (step.rows, self.drafts.checking) = (decodes, checking);
+            let num_rows = 1 + num_drafts;
+            checking.push(Scheduled { num_tokens: num_rows, num_samples: num_rows, ..decode });
+            step.num_tokens += num_drafts;
+            step.num_samples += num_drafts;
+        }
+        step.rows[num_plain..step.num_decodes].copy_from_slice(&checking);
+        (step.num_decodes, step.num_draft_rows) = (num_plain, checking.len());
+        checking.clear();
+        self.drafts.checking = checking;
         self.drafts.clear();
     }
 
@@ -140,21 +144,19 @@ impl Scheduler {
     fn add_drafts_to(&mut self, index: SeqIndex, num_tokens: usize) -> usize {
         let sequence = &mut self.sequences[index];
         let drafts = self.drafts.of(sequence.row());
-        let room = sequence.max_len - sequence.tokens.len() - 1;
+        let (known, size) = (sequence.tokens.len(), self.block_size);
         let budget = self.config.max_num_batched_tokens - num_tokens;
-        let wanted = drafts.len().min(room).min(budget);
+        let wanted = drafts.len().min(sequence.max_len - known - 1).min(budget);
         if wanted == 0 || sequence.num_samples != 1 {
             return 0;
         }
-        let (known, size) = (sequence.tokens.len(), self.block_size);
-        let most = self.cache.available() / sequence.tables.len();
+        let more = self.cache.available() / sequence.tables.len();
+        let len = size.blocks_for(known + wanted).min(size.blocks_for(known) + more);
         for table in &mut sequence.tables {
-            let new_blocks = (size.blocks_for(known + wanted) - table.len()).min(most);
-            if self.cache.extend(table, new_blocks).is_err() {
-                return 0;
-            }
+            let missing = len.saturating_sub(table.len());
+            self.cache.extend(table, missing).expect("so many blocks are there");
         }
-        let num_drafts = wanted.min(sequence.num_slots(size) - known);
+        let num_drafts = wanted.min(len * size.tokens() - known);
         sequence.tokens.extend_from_slice(&drafts[..num_drafts]);
         sequence.num_drafts = num_drafts;
         sequence.num_planned += num_drafts;
@@ -219,14 +221,9 @@ impl Sequence {
         &self.tokens[self.num_known()..]
     }
 
-    /// Tokens that every one of its tables has a slot for.
-    fn num_slots(&self, size: BlockSize) -> usize {
-        self.tables.iter().map(|table| table.len() * size.tokens()).min().unwrap_or(0)
-    }
-
     /// Blocks of one of its tables that stay there whatever becomes of the drafts.
-    pub(super) fn num_lasting_blocks(&self, table: &BlockTable, size: BlockSize) -> usize {
-        size.blocks_for(self.num_known()).min(table.len())
+    pub(super) fn num_lasting_blocks(&self, table: &BlockTable) -> usize {
+        table.block_size().blocks_for(self.num_known()).min(table.len())
     }
 }
 

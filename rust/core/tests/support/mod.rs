@@ -80,9 +80,7 @@ pub(crate) struct Engine {
 
 impl Engine {
     pub(crate) fn new(config: SchedulerConfig) -> Self {
-        let has_pages = config.groups == [LayerGroup::Full];
-        let arrays =
-            if has_pages { OwnedArrays::with_page_lists(&config) } else { OwnedArrays::new(&config) };
+        let arrays = [OwnedArrays::with_page_lists(&config), OwnedArrays::with_page_lists(&config)];
         Self {
             outputs: HashMap::new(),
             ended: Vec::new(),
@@ -92,7 +90,7 @@ impl Engine {
             prompts: HashMap::new(),
             max_drafts: config.num_lookahead_tokens,
             max_num_seqs: config.max_num_seqs,
-            arrays: [arrays.clone(), arrays],
+            arrays,
             syncs: Default::default(),
             slots: vec![None; config.num_blocks * config.block_size],
             host_slots: vec![None; config.num_host_blocks * config.block_size],
@@ -137,7 +135,7 @@ impl Engine {
             let right = (chance >> 8) as usize % (self.max_drafts + 2);
             let mut known = self.prompts[request].clone();
             known.extend(self.outputs.get(&(*request, *child)).into_iter().flatten());
-            let goes_on = expected(&self.config.groups, &known, u64::from(*child), count);
+            let goes_on = self.expected(&known, u64::from(*child), count);
             let wrong = |token: TokenId| (token + 1 + chance as u32 % 7) % VOCABULARY as u32;
             let drafts = goes_on.iter().enumerate();
             tokens.extend(drafts.map(|(place, &token)| if place < right { token } else { wrong(token) }));
@@ -188,15 +186,19 @@ impl Engine {
 
     /// The page lists say the same as the block tables.
     fn check_page_lists(&self, arrays: &OwnedArrays, plan: &Plan) {
-        let Some(lists) = &arrays.page_lists else { return };
+        let lists = arrays.page_lists.as_ref().unwrap();
         assert_eq!(lists.kv_indptr[0], 0);
         for batch_row in 0..plan.num_batch_rows {
             let blocks = lists.kv_indptr[batch_row] as usize..lists.kv_indptr[batch_row + 1] as usize;
             let last = lists.kv_last_page_len[batch_row] as usize;
             assert_eq!((blocks.len() - 1) * self.block_size + last, arrays.seq_lens[batch_row] as usize);
             assert!((1..=self.block_size).contains(&last));
-            let line = &arrays.block_tables[arrays.table_rows[batch_row] as usize * self.columns..];
-            assert_eq!(lists.kv_indices[blocks.clone()], line[..blocks.len()]);
+            for group in 0..self.config.groups.len() {
+                let table = &arrays.block_tables[group * self.config.max_num_seqs * self.columns..];
+                let line = &table[arrays.table_rows[batch_row] as usize * self.columns..][..blocks.len()];
+                let list = group * self.config.max_num_seqs * self.columns;
+                assert_eq!(lists.kv_indices[list..][blocks.clone()], *line);
+            }
         }
     }
 
