@@ -33,6 +33,9 @@ COMMANDS = {
     "demo": Command(
         "pykv.cli.demo.__main__", "demo", "shows four chats at once and what the cache saved them"
     ),
+    "eval-cache": Command(
+        "pykv.cli.eval_cache", "models", "measures what each format of the cache costs in quality"
+    ),
     "serve": Command("pykv.service.main", "serve", "serves a model; the same as pykv-serve"),
 }
 
@@ -62,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _usage() -> str:
-    lines = [f"  {name:<8} {command.help}" for name, command in COMMANDS.items()]
+    lines = [f"  {name:<10} {command.help}" for name, command in COMMANDS.items()]
     return "\n".join(["usage: pykv COMMAND ...", "", *lines, "", "pykv COMMAND --help says more."])
 
 

@@ -72,6 +72,41 @@ def test_a_row_of_any_size_comes_back(backend, dtype, largest):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("dtype", NARROW)
+@pytest.mark.parametrize("constant", [0.0, 3.0, -3.0, 1e-8, 6e4])
+def test_a_constant_row_and_one_number_alone_come_back(backend, dtype, constant):
+    rows = torch.full((2, 24), constant)
+    rows[1, :] = 0
+    rows[1, 17] = constant
+    keys, values, scales = written(rows, dtype, backend)
+    assert scales[0, :, 0, :2].isfinite().all()
+    for numbers in dequantize(keys, values, scales):
+        torch.testing.assert_close(numbers[0, 0, :2], rows, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_given_scales_count_when_writing_and_when_reading(backend):
+    """The keys' and the values' differ on purpose."""
+    rows = torch.linspace(-1, 1, 64)[None]
+    key_cache, value_cache, _ = empty_caches(1, 1, 64, torch.int8)
+    scales = (0.05, 0.5)
+    write_kv(
+        5 * rows[:, None],
+        50 * rows[:, None],
+        key_cache,
+        value_cache,
+        torch.tensor([0]),
+        kv_scales=scales,
+        backend=backend,
+    )
+    keys, values = dequantize(key_cache, value_cache, scales)
+    assert (keys[0, 0, 0] - 5 * rows[0]).abs().max() <= 0.05 / 2 * 1.001
+    assert (values[0, 0, 0] - 50 * rows[0]).abs().max() <= 0.5 / 2 * 1.001
+    swapped, _ = dequantize(key_cache, value_cache, scales[::-1])
+    assert (swapped[0, 0, 0] - 5 * rows[0]).abs().max() > 10
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_a_nan_in_a_row_shows_in_its_scale(backend):
     rows = torch.tensor([[1.0, math.nan], [1.0, 2.0]])
     keys, values, scales = written(rows, torch.int8, backend)

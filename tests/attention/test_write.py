@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
@@ -143,3 +144,25 @@ def test_wrong_pairs_are_refused_before_anything_is_copied(backend, pairs, messa
     with pytest.raises(ValueError, match=message):
         copy_blocks([key_cache], [value_cache], torch.tensor(pairs), backend=backend)
     assert key_cache.equal(before)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_offsets_beyond_32_bits_are_written_and_copied(backend):
+    """Zeros that the system has not given yet: only the touched pages take memory."""
+    num_blocks, block_size = 131_080, 128
+    shape = (num_blocks, 1, block_size, 128)
+    pair = [torch.from_numpy(np.zeros(shape, np.int8)) for _ in range(2)]
+    assert pair[0].stride(0) * 2**17 == 2**31
+    rows = torch.arange(1, 129).float()[None, None]
+    for block in (3, num_blocks - 1):
+        slots = torch.tensor([block * block_size])
+        write_kv(rows, -rows, *pair, slots, kv_scales=(1.0, 1.0), backend=backend)
+    pairs = torch.tensor([[3, 131_074], [num_blocks - 1, 5]])
+    copy_blocks(pair[:1], pair[1:], pairs, backend=backend)
+    for cache, sign in zip(pair, (1, -1), strict=True):
+        for block in (3, 5, 131_074, num_blocks - 1):
+            expected = (sign * rows[0, 0]).clamp(-127, 127).to(torch.int8)
+            assert cache[block, 0, 0].equal(expected)
+            assert cache[block, 0, 1:].eq(0).all()
+        for untouched in (num_blocks - 1 - 2**17, 131_074 - 2**17, 4, 6):
+            assert cache[untouched].eq(0).all()

@@ -2,7 +2,8 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::quantize;
+use crate::InstructionSet;
+use crate::quantize::{Row, RowWriter};
 use crate::view::{ActivationView, CacheView, Format, Scales, Side};
 use crate::{Attention, Error};
 
@@ -74,23 +75,23 @@ unsafe fn write_head(call: &WriteCall, side: Side, head: usize) {
         Side::Key => (&call.key, &call.key_cache),
         Side::Value => (&call.value, &call.value_cache),
     };
+    let writer = RowWriter::choose(cache.format, InstructionSet::detect());
     for (token, &slot) in call.slots.iter().enumerate() {
         let Ok(slot) = usize::try_from(slot) else { continue };
         let (block, offset) = (slot / cache.block_size(), slot % cache.block_size());
         let (row, to) = (from.row(token, head), cache.row(block, head, offset));
         // SAFETY: the row lies in the activations, the slot in the cache and in the scales.
         unsafe {
+            let narrow = |scale| {
+                let (format, head_dim) = (from.format, from.head_dim);
+                writer.write(&Row { from: row, format, head_dim, scale, to })
+            };
             match call.scales {
                 Scales::None => to.copy_from_nonoverlapping(row, cache.row_bytes()),
                 Scales::Tensor { key, value } => {
-                    let scale = if side == Side::Key { key } else { value };
-                    quantize::write_row(row, from.format, from.head_dim, scale, cache.format, to);
+                    narrow(Some(if side == Side::Key { key } else { value }));
                 }
-                Scales::Token(scales) => {
-                    let scale = quantize::row_scale(row, from.format, from.head_dim, cache.format);
-                    scales.entry(block, side, head, offset).write(scale);
-                    quantize::write_row(row, from.format, from.head_dim, scale, cache.format, to);
-                }
+                Scales::Token(scales) => scales.entry(block, side, head, offset).write(narrow(None)),
             }
         }
     }

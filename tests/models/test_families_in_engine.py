@@ -1,0 +1,92 @@
+"""Tiny random models of many families say through the engine what their own `generate` says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from pykv import Engine, EngineConfig, KvLayout, SamplingParams
+
+NUM_NEW_TOKENS = 12
+LENGTHS = (3, 29)  # the second is past every window before it begins to decode
+WINDOW = 6
+GAP = 2e-3  # of the logits' spread
+GREEDY = SamplingParams(temperature=0, max_tokens=NUM_NEW_TOKENS, ignore_eos=True)
+WINDOWED = {
+    "mistral",
+    "gemma2",
+    "gemma3_text",
+    "gpt_oss",
+    "gemma4_text",
+    "olmo3",
+    "starcoder2",
+    "cohere2",
+    "exaone4",
+}
+FAMILIES = [
+    *(
+        "llama",
+        "qwen3",
+        "mistral",
+        "gemma2",
+        "gemma3_text",
+        "gpt_oss",
+        "gpt2",
+        "qwen2",
+        "gemma4_text",
+        "phi3",
+    ),
+    *("olmo2", "olmo3", "smollm3", "mixtral", "granite", "glm4", "starcoder2", "cohere2", "exaone4"),
+    *("qwen3_moe", "hunyuan_v1_dense", "ministral3", "minimax_m2", "deepseek_v3", "gpt_neox", "opt"),
+]
+
+# In the 13 usable blocks of the last one the two sequences, of 4 and 11 blocks, are never whole at once.
+SCHEDULES = {
+    "packed": {},
+    "chunks of 5": {"max_chunk_tokens": 5},
+    "preempted": {"num_blocks": 14, "admission": "watermark", "watermark": 0.0},
+}
+
+
+def prompts() -> list[list[int]]:
+    return [
+        [(7919 * place + 130 * row) % 190 + 2 for place in range(length)]
+        for row, length in enumerate(LENGTHS, start=1)
+    ]
+
+
+@torch.inference_mode()
+def generated(module: Any, prompt: list[int]) -> list[int]:
+    """The tokens of `generate`, after asserting that each was clearly the best."""
+    ids = torch.tensor([prompt])
+    result = module.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=NUM_NEW_TOKENS,
+        do_sample=False,
+        eos_token_id=None,
+        pad_token_id=0,
+        output_logits=True,
+        return_dict_in_generate=True,
+    )
+    logits = torch.cat(result.logits)
+    best = logits.topk(2).values
+    assert ((best[:, 0] - best[:, 1]) / logits.std(dim=1)).min() > GAP
+    return result.sequences[0, len(prompt) :].tolist()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_family_says_what_its_own_generate_says(make_model: Any, family: str) -> None:
+    expected = [generated(make_model(family), prompt) for prompt in prompts()]
+    module = make_model(family)
+    windows = {layer.window for layer in KvLayout.from_config(module.config).layers}
+    assert (WINDOW in windows) == (family in WINDOWED)
+    for options in SCHEDULES.values():
+        config = EngineConfig(**({"block_size": 4, "num_blocks": 40} | options))
+        engine = Engine(module, config=config)
+        found = [output.outputs[0].token_ids for output in engine.generate(prompts(), GREEDY)]
+        assert found == expected, options
+        assert engine.stats().preemptions > 0 or "num_blocks" not in options
+        engine.steps.check()
