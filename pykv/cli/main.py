@@ -33,6 +33,7 @@ COMMANDS = {
     "demo": Command(
         "pykv.cli.demo.__main__", "demo", "shows four chats at once and what the cache saved them"
     ),
+    "plan": Command("pykv.cli.plan", "", "how many requests fit a model on some memory"),
     "serve": Command("pykv.service.main", "serve", "serves a model; the same as pykv-serve"),
 }
 
