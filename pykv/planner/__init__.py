@@ -8,6 +8,7 @@
 No torch is imported on this path.
 """
 
+from pykv.planner.comparison import GpuChoice, compare_gpus
 from pykv.planner.plan import KvPlan, plan
 
-__all__ = ["KvPlan", "plan"]
+__all__ = ["GpuChoice", "KvPlan", "compare_gpus", "plan"]

@@ -90,27 +90,35 @@ def _by_convolution(costs: NDArray[np.int64], shares: NDArray[np.float64], capac
     Distributions are kept up to `capacity` alone: what passes it once never comes back, costs being positive. Found by
     doubling, then by putting the doubled distributions together from the largest to the smallest.
     """
+    size = _fast_size(2 * capacity + 1)
+
+    def spectrum(distribution: NDArray[np.float64]) -> NDArray[np.complex128]:
+        found: NDArray[np.complex128] = np.fft.rfft(distribution, size)
+        return found
+
+    def summed(spectra: NDArray[np.complex128]) -> NDArray[np.float64]:
+        kept: NDArray[np.float64] = np.maximum(np.fft.irfft(spectra, size)[: capacity + 1], 0.0)
+        return kept
+
     within = costs <= capacity
     one = np.bincount(costs[within], weights=shares[within], minlength=capacity + 1).astype(np.float64)
-    doubled = [one]
     if one.sum() < 1 - risk:
         return 0
-    while (twice := _convolved(doubled[-1], doubled[-1])).sum() >= 1 - risk:
-        doubled.append(twice)
-    total, so_far = 1 << (len(doubled) - 1), doubled[-1]
-    for power in reversed(range(len(doubled) - 1)):
-        more = _convolved(so_far, doubled[power])
+    doubled, twice = [], one
+    while twice.sum() >= 1 - risk:
+        doubled.append(spectrum(twice))
+        twice = summed(doubled[-1] ** 2)
+    total, so_far = 1 << (len(doubled) - 1), doubled.pop()
+    for power in reversed(range(len(doubled))):
+        more = summed(so_far * doubled[power])
         if more.sum() >= 1 - risk:
-            total, so_far = total + (1 << power), more
+            total, so_far = total + (1 << power), spectrum(more)
     return total
 
 
-def _convolved(first: NDArray[np.float64], second: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The distribution of the sum, up to the length of the arguments."""
-    size = 1 << (2 * len(first) - 1).bit_length()
-    product = np.fft.irfft(np.fft.rfft(first, size) * np.fft.rfft(second, size), size)
-    kept: NDArray[np.float64] = np.maximum(product[: len(first)], 0.0)
-    return kept
+def _fast_size(least: int) -> int:
+    """The next size of which the Fourier transform is fast: a small odd number times a power of two."""
+    return min(odd << max(0, (-(-least // odd) - 1).bit_length()) for odd in (1, 3, 5, 9, 15))
 
 
 def _by_bound(costs: NDArray[np.float64], shares: NDArray[np.float64], risk: float) -> int:

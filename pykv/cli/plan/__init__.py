@@ -3,12 +3,14 @@
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
-from pykv.cli.plan.arguments import named_as_flags, read_arguments
+from pykv.cli.plan.arguments import Asked, named_as_flags, read_arguments
 from pykv.errors import ConfigError, ModelError
 from pykv.extras import needs_extra
 from pykv.planner import KvPlan, plan
+from pykv.planner.comparison import compare_gpus
 from pykv.planner.tables import gpu_names, model_names
 
 __all__ = ["main"]
@@ -35,6 +37,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if asked.plot is not None and Path(asked.plot).suffix.lower() not in PICTURES:
         raise ConfigError(f"--plot is {asked.plot!r}; allowed: a file that ends with {' or '.join(PICTURES)}")
     try:
+        if asked.compare:
+            return _compare(asked)
         found = plan(**asked.options)
     except (ConfigError, ModelError) as error:
         raise type(error)(named_as_flags(str(error))) from error
@@ -44,6 +48,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _show(found)
     if asked.plot is not None:
         _draw(found, Path(asked.plot))
+    return 0
+
+
+def _compare(asked: Asked) -> int:
+    if asked.plot is not None:
+        raise ConfigError(f"--plot is {asked.plot!r}; allowed: without --compare, which draws nothing")
+    choices = compare_gpus(**asked.options)
+    if asked.json:
+        print(json.dumps({"gpus": [asdict(choice) for choice in choices]}))
+        return 0
+    with needs_extra("pykv plan without --json", "client"):
+        from pykv.cli.plan.text import show_comparison
+    show_comparison(choices)
     return 0
 
 

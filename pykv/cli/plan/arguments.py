@@ -93,6 +93,7 @@ OPTIONS = {
 
 EXAMPLES = """examples:
   pykv plan llama-3.1-8b --gpu L4 --context p50=600,p90=2500,p99=7000,max=8192
+  pykv plan llama-3.1-8b --compare --users 2000 --context p50=900,p90=3000,p99=9000,max=16384
   pykv plan ./my-model --memory 80GiB --num-gpus 4 --context 32000 --kv-dtype fp8
   pykv plan --num-layers 80 --num-kv-heads 8 --head-dim 128 --weights-bytes 140GB --context 8000 --users 100
 """
@@ -106,12 +107,14 @@ class Asked:
         options: of `pykv.plan`, those that were given.
         json: whether JSON is printed instead of tables.
         plot: the file of the picture; None: none.
+        compare: whether all known GPUs are compared.
         listed: "models" or "gpus": only these names are printed.
     """
 
     options: dict[str, Any]
     json: bool
     plot: str | None
+    compare: bool
     listed: str | None
 
 
@@ -123,9 +126,9 @@ def read_arguments(arguments: Sequence[str]) -> Asked:
         SystemExit: the help was asked for.
     """
     given = vars(_parser().parse_args(arguments))
-    shown = {name: given.pop(name, None) for name in ("json", "plot", "list")}
+    shown = {name: given.pop(name, None) for name in ("json", "plot", "compare", "list")}
     options = {name: _read(name, value) for name, value in given.items()}
-    return Asked(options, bool(shown["json"]), shown["plot"], shown["list"])
+    return Asked(options, bool(shown["json"]), shown["plot"], bool(shown["compare"]), shown["list"])
 
 
 def named_as_flags(message: str) -> str:
@@ -158,6 +161,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
     parser.add_argument("--plot", metavar="FILE", help="draw it into FILE.svg or FILE.png as well")
+    parser.add_argument(
+        "--compare",
+        action="store_true",
+        help="compare all known GPUs: how many requests each holds, how many are needed",
+    )
     parser.add_argument("--list", choices=("models", "gpus"), help="print the names that are known, and end")
     groups = {name: parser.add_argument_group(name) for name in (MODEL, NUMBERS, MEMORY, CACHE, REQUESTS)}
     groups[MODEL].add_argument(

@@ -1,12 +1,13 @@
 """A plan as tables in the terminal."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from rich.console import Console
 from rich.table import Table
 
 from pykv.planner import KvPlan
+from pykv.planner.comparison import GpuChoice
 from pykv.planner.footprint import LayerGroup
 from pykv.planner.sizes import show_bytes
 
@@ -49,6 +50,32 @@ def show_plan(plan: KvPlan) -> None:
     console.print(_levers(plan))
     for line in _sentences(plan):
         console.print(f"• {line}")
+
+
+def show_comparison(choices: Sequence[GpuChoice]) -> None:
+    """Prints the GPUs, one a line."""
+    console = Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH, highlight=False)
+    needed = choices[0].gpus_needed is not None
+    columns = (
+        "GPU",
+        "memory",
+        "tensor\nparallel",
+        "requests\nan engine",
+        "requests\na GPU",
+        "tokens/s of each,\nat most",
+    )
+    table = _table("A mix of these requests on each GPU", *columns, *(["GPUs\nneeded"] if needed else []))
+    for choice in choices:
+        row = (
+            choice.gpu,
+            f"{choice.memory_bytes / 2**30:.1f} GiB",
+            f"{choice.tensor_parallel}",
+            f"{choice.requests:,}",
+            f"{choice.requests_per_gpu:,.1f}",
+            f"{1 / choice.read_seconds:,.0f}",
+        )
+        table.add_row(*row, *([f"{choice.gpus_needed:,}"] if needed else []))
+    console.print(table)
 
 
 def _table(title: str, *columns: str) -> Table:

@@ -108,6 +108,16 @@ def test_picture_without_memory(tmp_path: Path, words: str, capsys: pytest.Captu
     assert run(f"{words} --json --plot {tmp_path}/plan.svg", capsys)[0] == 0
 
 
+def test_gpus_are_compared(capsys: pytest.CaptureFixture[str]) -> None:
+    words = "llama-3.1-8b --compare --users 500 --context 2000"
+    out = run(words, capsys)[1]
+    assert "needed" in out
+    rows = json.loads(run(f"{words} --json", capsys)[1])["gpus"]
+    assert len(rows) > 20
+    assert all(row["gpu"] in out for row in rows)
+    assert max(map(len, out.splitlines())) <= 110
+
+
 def test_names_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     models, gpus = run("--list models", capsys)[1].split(), run("--list gpus", capsys)[1].split()
     assert "Qwen/Qwen3-8B" in models
@@ -122,7 +132,7 @@ def test_help_shows_every_option_in_groups(capsys: pytest.CaptureFixture[str]) -
     assert all(f"--{name.replace('_', '-')}" in out for name in OPTIONS)
     assert set(OPTIONS) | {"model"} == set(DEFAULTS)
     examples = re.findall(r"^  pykv plan (.*)$", out, re.MULTILINE)
-    assert len(examples) == 3
+    assert len(examples) == 4
     for example in examples:
         if "./my-model" not in example:
             assert run(example, capsys)[0] == 0
@@ -149,6 +159,8 @@ def test_help_shows_every_option_in_groups(capsys: pytest.CaptureFixture[str]) -
         ("qwen3-8b --plot x.jpg", "--plot is 'x.jpg'; allowed: a file that ends with .svg or .png"),
         ("qwen3-8b --json --plot /nowhere/x.svg", "--plot is '/nowhere/x.svg', which cannot be written"),
         ("--num-layers 3", "--num-kv-heads is None"),
+        ("qwen3-8b --compare --gpu H100", "--gpu is given, but a comparison tries all"),
+        ("qwen3-8b --compare --plot x.svg", "--plot is 'x.svg'; allowed: without --compare"),
         ("qwen3-8b --list birds", "invalid choice: 'birds'"),
         ("qwen3-8b --trace /nowhere", "--trace is '/nowhere', which cannot be read"),
     ],
