@@ -131,10 +131,15 @@ def _cap(options: PlanOptions, facts: ModelFacts) -> Iterator[_Case]:
     lengths = request_lengths(options, facts)
     if lengths is None:
         return
-    at = lengths.percentile(50) // 2 if lengths.is_fixed else lengths.percentile(90)
+    longest, median = int(lengths.tokens[-1]), lengths.percentile(50)
+    candidates = (
+        (lengths.percentile(90), "the 90th percentile"),
+        (median, "the median"),
+        (median // 2, "half the median"),
+    )
+    at, words = next((candidate for candidate in candidates if candidate[0] < longest), candidates[-1])
     if at >= 2:
         capped = replace(options, max_model_len=at)
-        words = "half" if lengths.is_fixed else "the 90th percentile"
         yield _Case("cap", f"contexts capped at {words}, {at:,} tokens", "setting", capped, facts)
 
 

@@ -41,7 +41,9 @@ def draw_plan(plan: KvPlan, path: Path) -> None:
 
 
 def _title(plan: KvPlan) -> str:
-    gpus = "" if plan.budget is None else f" on {plan.num_gpus} × {plan.budget.total / 2**30:.1f} GiB"
+    gpus = ""
+    if plan.budget is not None:
+        gpus = f" on {plan.num_gpus} × {plan.gpu or f'{plan.budget.total / 2**30:.1f} GiB'}"
     return f"{plan.model}{gpus}, KV cache in {plan.kv_dtype}"
 
 

@@ -70,6 +70,7 @@ class KvPlan:
         rank_kv_bytes_at: the same on one rank of a tensor-parallel group.
         groups: the layers, kind by kind.
         weights_bytes, weights_dtype, weights_source: None: not known.
+        gpu: its name; None: none was named.
         num_gpus, tensor_parallel, num_replicas: each replica is an engine with a pool of its own.
         budget: how the memory of a rank is parted; None: no memory was given.
         num_blocks: of an engine's pool, the null block included; None: neither memory nor blocks were given.
@@ -106,6 +107,7 @@ class KvPlan:
     weights_bytes: int | None
     weights_dtype: str | None
     weights_source: str | None
+    gpu: str | None
     num_gpus: int
     tensor_parallel: int
     num_replicas: int
@@ -182,6 +184,7 @@ def plan_options(options: PlanOptions) -> KvPlan:
         weights_bytes=None if weights is None else weights.num_bytes,
         weights_dtype=None if weights is None else weights.dtype,
         weights_source=None if weights is None else weights.source,
+        gpu=None if options.gpu is None else options.gpu.name,
         num_gpus=options.num_gpus,
         tensor_parallel=options.tensor_parallel,
         num_replicas=options.num_replicas,
@@ -236,8 +239,10 @@ def _requests_with(
     cases = {"shared_prefix": options, "no_shared_prefix": replace(options, shared_prefix=0)}
     if not options.shared_prefix:
         cases.pop("shared_prefix")
+    in_eight_bit = options.kv_format.dtype in WHAT_IF_DTYPES
+    scales = "tensor" if in_eight_bit and not options.kv_format.has_scales else "token_head"
     for dtype in WHAT_IF_DTYPES:
-        eight_bit = replace(options, kv_format=kv_format(dtype, "token_head"))
+        eight_bit = replace(options, kv_format=kv_format(dtype, scales))
         cases[dtype] = replace(eight_bit, shared_prefix=0)
         if options.shared_prefix:
             cases[f"{dtype}_shared_prefix"] = eight_bit

@@ -47,6 +47,14 @@ def test_lever_says_what_the_changed_plan_says(name: str, changed: dict[str, Any
     assert found.requests == mix(plan("llama-3.1-8b", **options | changed))
 
 
+@pytest.mark.parametrize(
+    ("context", "cap"),
+    [(CHAT, 2500), ("p50=600,p90=2500,max=2500", 600), ("2000", 1000), ("p50=99,p90=99,max=99", 49)],
+)
+def test_cap_is_tried_below_the_longest(context: str, cap: int) -> None:
+    assert f"{cap:,} tokens" in lever(plan("llama-3.1-8b", gpu="L4", context=context), "cap").change
+
+
 def test_gqa_figures_in_both_directions() -> None:
     in_use = lever(plan("llama-3.1-8b", gpu="H100", context=2000), "gqa")
     assert (in_use.kind, in_use.factor) == ("in use", pytest.approx(4, abs=0.01))

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,7 +14,9 @@ import pytest
 
 from pykv import BlockPool, OutOfBlocksError, Scheduler, SchedulerConfig, StepBuffers
 from pykv.planner import plan
+from pykv.planner.lengths import read_context
 
+NUM_STEPS = 1500
 SMALL: dict[str, Any] = {"num_layers": 2, "num_kv_heads": 2, "head_dim": 8}
 
 
@@ -136,64 +143,94 @@ def test_memory_gives_the_engine_as_many_blocks_as_planned() -> None:
     assert found.num_blocks == found.budget.kv // (16 * 23_040)
 
 
+Draw = Callable[[np.random.Generator], tuple[int, int]]
+"""Draws a request: tokens of its prompt, and of its output."""
+
+
 @pytest.mark.parametrize("seed", [1, 2])
 def test_closed_loop_at_the_mix_runs_and_at_half_more_stalls(seed: int) -> None:
     num_blocks, output = 1500, 40
-    mean_length = {"p50": 150, "p90": 600, "p99": 1500, "max": 2000}
-    requests = plan(**SMALL, num_blocks=num_blocks, context=mean_length).requests
+    context = {"p50": 150, "p90": 600, "p99": 1500, "max": 2000}
+    requests = plan(**SMALL, num_blocks=num_blocks, context=context).requests
     assert requests is not None
     number = requests["mix"]
     assert number > 40
-    calm = closed_loop(number, num_blocks, mean_length, output, seed)
-    crowded = closed_loop(number * 3 // 2, num_blocks, mean_length, output, seed)
-    assert calm.disturbed_share <= 0.01
+    lengths = read_context(context, None)
+
+    def draw(random: np.random.Generator) -> tuple[int, int]:
+        return int(random.choice(lengths.tokens, p=lengths.counts / lengths.total)) - output, output
+
+    calm = closed_loop(number, num_blocks, draw, seed)
+    crowded = closed_loop(number * 3 // 2, num_blocks, draw, seed)
+    assert calm.preempted_share <= calm.disturbed_share <= 0.01
     assert crowded.disturbed_share >= 0.1
 
 
+@dataclass(frozen=True)
 class LoopResult:
-    """A step is disturbed if somebody was preempted in it, or waited for room that is there when nobody else runs."""
+    """Shares of steps: in which somebody was preempted, and in which somebody was preempted or waited for room."""
 
-    def __init__(self, disturbed: int, steps: int) -> None:
-        self.disturbed_share = disturbed / steps
+    preempted_share: float
+    disturbed_share: float
 
 
-def closed_loop(users: int, num_blocks: int, context: dict[str, int], output: int, seed: int) -> LoopResult:
-    """So many users, each of whom submits anew when his request has ended, on the real scheduler."""
-    from pykv.planner.lengths import read_context
-
-    lengths = read_context(context, None)
+def closed_loop(users: int, num_blocks: int, draw: Draw, seed: int) -> LoopResult:
+    """So many users, each of whom asks anew when his request has ended, on the real scheduler."""
     random = np.random.default_rng(seed)
     config = SchedulerConfig(
         num_blocks=num_blocks,
         max_num_seqs=users,
-        max_num_batched_tokens=2**16,
+        max_num_batched_tokens=2**20,
         max_queued_requests=users,
-        max_model_len=2**16,
+        max_model_len=2**15,
         watermark=0.0,
         admission="watermark",
         enable_prefix_caching=False,
     )
     scheduler, step = Scheduler(config), StepBuffers(config)
 
-    def submit() -> None:
-        length = max(output + 1, int(random.choice(lengths.tokens, p=lengths.counts / lengths.total)))
-        scheduler.submit(np.zeros(length - output, np.int32), max_tokens=output)
+    def ask() -> None:
+        prompt, output = draw(random)
+        scheduler.submit(np.zeros(prompt, np.int32), max_tokens=output)
 
     for _ in range(users):
-        submit()
-    disturbed = steps = 0
-    preemptions = 0
-    while steps < 1500:
+        ask()
+    preempted = disturbed = before = 0
+    for _ in range(NUM_STEPS):
         planned = scheduler.plan(step)
         assert planned is not None
-        steps += 1
         stats = scheduler.stats()
-        disturbed += stats.preemptions > preemptions or stats.num_waiting > 0
-        preemptions = stats.preemptions
-        ended = scheduler.apply(
-            planned, np.zeros(planned.num_samples, np.int64), np.zeros(planned.num_samples, np.uint8)
-        )
-        for _ in ended:
-            submit()
+        preempted += stats.preemptions > before
+        disturbed += stats.preemptions > before or stats.num_waiting > 0
+        before = stats.preemptions
+        outcomes = np.zeros(planned.num_samples, np.uint8)
+        for _ in scheduler.apply(planned, np.zeros(planned.num_samples, np.int64), outcomes):
+            ask()
     scheduler.check()
-    return LoopResult(disturbed, steps)
+    return LoopResult(preempted / NUM_STEPS, disturbed / NUM_STEPS)
+
+
+TRACES = Path(__file__).parents[2] / ".." / "shared" / "traces"
+
+
+@pytest.mark.skipif(not TRACES.is_dir(), reason="../shared/traces is not there")
+@pytest.mark.parametrize("name", ["azure2023_conv", "azure2023_code"])
+def test_closed_loop_of_a_public_trace(name: str) -> None:
+    path = TRACES / f"{name}.jsonl.gz"
+    num_blocks, cap = 20_000, 16_384
+    requests = plan(**SMALL, num_blocks=num_blocks, trace=path, max_model_len=cap).requests
+    assert requests is not None
+    rows = [json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines()[1:]]
+    calm = closed_loop(requests["mix"], num_blocks, draw_from(rows), seed=1)
+    crowded = closed_loop(requests["mix"] * 3 // 2, num_blocks, draw_from(rows), seed=1)
+    assert calm.preempted_share <= 0.01
+    assert calm.disturbed_share <= 0.05
+    assert crowded.disturbed_share >= 0.5
+
+
+def draw_from(rows: list[dict[str, Any]]) -> Draw:
+    def draw(random: np.random.Generator) -> tuple[int, int]:
+        row = rows[int(random.integers(len(rows)))]
+        return row["in"], max(1, row["out"])
+
+    return draw

@@ -60,7 +60,7 @@ def _compare(asked: Asked) -> int:
         return 0
     with needs_extra("pykv plan without --json", "client"):
         from pykv.cli.plan.text import show_comparison
-    show_comparison(choices)
+    show_comparison(plan(**asked.options), choices)
     return 0
 
 

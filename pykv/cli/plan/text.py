@@ -52,9 +52,11 @@ def show_plan(plan: KvPlan) -> None:
         console.print(f"• {line}")
 
 
-def show_comparison(choices: Sequence[GpuChoice]) -> None:
-    """Prints the GPUs, one a line."""
+def show_comparison(plan: KvPlan, choices: Sequence[GpuChoice]) -> None:
+    """Prints the GPUs, one a line, and what was compared: `plan` is the same without memory."""
     console = Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH, highlight=False)
+    console.print(f"[bold]{plan.model}[/bold], KV in {plan.kv_dtype}, blocks of {plan.block_size}")
+    console.print()
     needed = choices[0].gpus_needed is not None
     columns = (
         "GPU",
@@ -76,6 +78,8 @@ def show_comparison(choices: Sequence[GpuChoice]) -> None:
         )
         table.add_row(*row, *([f"{choice.gpus_needed:,}"] if needed else []))
     console.print(table)
+    for line in (*_of_requests(plan), *_of_storage(plan)):
+        console.print(f"• {line}")
 
 
 def _table(title: str, *columns: str) -> Table:
@@ -90,9 +94,13 @@ def _gpus(plan: KvPlan) -> str:
         return f"({plan.num_blocks:,} blocks)" if plan.num_blocks else "(no memory given)"
     copies = "" if plan.num_replicas == 1 else f", {plan.num_replicas} copies"
     return (
-        f"on {plan.num_gpus} × {show_bytes(plan.budget.total)}, tensor parallel {plan.tensor_parallel}{copies}; "
+        f"on {plan.num_gpus} × {_gpu(plan.budget.total, plan.gpu)}, tensor parallel {plan.tensor_parallel}{copies}; "
         f"KV in {plan.kv_dtype}, blocks of {plan.block_size}"
     )
+
+
+def _gpu(total: int, name: str | None) -> str:
+    return show_bytes(total) if name is None else f"{name} of {show_bytes(total)}"
 
 
 def _layers(plan: KvPlan) -> Table:
@@ -133,7 +141,10 @@ def _requests_by_length(plan: KvPlan) -> Table:
     stored = "in pykv's pool" if plan.storage == "engine" else "in blocks"
     table = _table("KV of one request", "tokens", "by the formula", stored, "")
     names = {int(tokens): name for name, tokens in reversed((plan.lengths or {}).items()) if name != "mean"}
+    longest = (plan.lengths or {}).get("max", max(plan.kv_bytes_at))
     for tokens, num_bytes in plan.kv_bytes_at.items():
+        if tokens > longest and tokens != plan.context_cap:
+            continue
         note = "the cap" if tokens == plan.context_cap else names.get(tokens, "")
         table.add_row(f"{tokens:,}", show_bytes(num_bytes), show_bytes(plan.stored_kv_bytes_at[tokens]), note)
     return table
@@ -170,6 +181,8 @@ def _fitting(plan: KvPlan) -> Table:
         "Requests that fit, all of one length, or of a mix", "KV cache", *(heads[name] for name in names)
     )
     for case, requests in (plan.requests_with or {}).items():
+        if case.partition("_")[0] == plan.kv_dtype:
+            continue  # the first rows say it
         label = ROWS[case].format(dtype=plan.kv_dtype)
         table.add_row(label, *(f"{requests.get(name, 0):,}" for name in names))
     return table
@@ -190,10 +203,7 @@ def _sentences(plan: KvPlan) -> Iterator[str]:
         yield f"The limit: {LIMITS[plan.limit.what]}. {_capital(plan.limit.why)}."
     if plan.weights_bytes is not None:
         yield f"Weights: {show_bytes(plan.weights_bytes)} in {plan.weights_dtype}; {plan.weights_source}."
-    if plan.lengths_source is not None and plan.lengths is not None:
-        yield f"Requests: {plan.lengths_source}; on average {plan.lengths['mean']:,.0f} tokens."
-    if plan.share_beyond_cap:
-        yield f"{plan.share_beyond_cap:.1%} of the requests are longer than the cap and counted as ending there."
+    yield from _of_requests(plan)
     yield from _of_users(plan)
     if plan.read_seconds is not None:
         yield (
@@ -201,6 +211,16 @@ def _sentences(plan: KvPlan) -> Iterator[str]:
             f"most {1 / plan.read_seconds:,.0f} tokens a second for each request."
         )
     yield from _of_storage(plan)
+
+
+def _of_requests(plan: KvPlan) -> Iterator[str]:
+    if plan.lengths_source is not None and plan.lengths is not None:
+        yield f"Requests: {plan.lengths_source}; on average {plan.lengths['mean']:,.0f} tokens."
+    if plan.share_beyond_cap:
+        yield (
+            f"{plan.share_beyond_cap:.1%} of the requests are longer than the cap of {plan.context_cap or 0:,} tokens "
+            "and counted as ending there."
+        )
 
 
 def _of_users(plan: KvPlan) -> Iterator[str]:
