@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pykv.kv_format import KvFormat
 from pykv.layout import KvLayer, KvLayout
-from pykv.planner.formats import SCALE_BYTES, KvFormat
+from pykv.planner.formats import scale_bytes
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -62,10 +63,10 @@ def _kind(layer: KvLayer, layout: KvLayout) -> str:
 def _group(
     kind: str, heads: int, dim_k: int, dim_v: int, window: int | None, num_layers: int, kv_format: KvFormat
 ) -> LayerGroup:
-    stored = 0 if kind == "shared" else num_layers * heads
-    scales = stored * ((dim_k > 0) + (dim_v > 0)) * SCALE_BYTES if kv_format.has_scales else 0
-    num_bytes = stored * (dim_k + dim_v) * kv_format.element_bytes
-    return LayerGroup(kind, num_layers, heads, dim_k, dim_v, window, num_bytes, scales)
+    rows = [] if kind == "shared" else [size for size in (dim_k, dim_v) if size]
+    scales = num_layers * heads * len(rows) * scale_bytes(kv_format)
+    num_bytes = num_layers * heads * sum(kv_format.row_bytes(size) for size in rows)
+    return LayerGroup(kind, num_layers, heads, dim_k, dim_v, window, num_bytes - scales, scales)
 
 
 def kv_bytes(groups: tuple[LayerGroup, ...], num_tokens: int, state_bytes: int = 0) -> int:

@@ -1,31 +1,18 @@
-"""What an element of the KV cache and a parameter of the weights take, by the name of their dtype."""
+"""How the KV cache and the weights are stored, by name."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from fractions import Fraction
 
-from pykv.layout import ELEMENT_BYTES
-from pykv.planner.checks import checked_choice
+from pykv.kv_format import SCALE_BYTES, DtypeFormat, KvFormat, kv_format_of
+from pykv.planner.checks import checked_choice, refused
 
-__all__ = ["KV_SCALES", "SCALE_BYTES", "WEIGHT_BITS", "KvFormat", "kv_format", "weights_dtype"]
-
-SCALE_BYTES = 4
-"""A scale of an 8-bit cache is a float32."""
+__all__ = ["KV_SCALES", "WEIGHT_BITS", "is_eight_bit", "kv_format", "scale_bytes", "weights_dtype"]
 
 KV_SCALES = ("token_head", "tensor")
 """Where an 8-bit cache has its scales: one for each (token, head) of keys and of values, or one for a tensor."""
 
-EIGHT_BIT = ("int8", "fp8")
-SHORT_NAMES = {
-    "f32": "float32",
-    "fp32": "float32",
-    "bf16": "bfloat16",
-    "f16": "float16",
-    "fp16": "float16",
-    "fp8_e4m3": "fp8",
-    "float8_e4m3fn": "fp8",
-}
+SHORT_NAMES = {"f32": "float32", "fp32": "float32", "bf16": "bfloat16", "f16": "float16", "fp16": "float16"}
 
 # Weights of 4 bits have a scale, and some a zero point, for each group of values: of 128 (AWQ and GPTQ: 16 and 4
 # bits), 32 (MXFP4: 8 bits) or 16 (NVFP4: 8 bits).
@@ -41,31 +28,29 @@ WEIGHT_BITS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class KvFormat:
-    """How keys and values are stored.
-
-    Attributes:
-        dtype: the name of the elements' dtype.
-        element_bytes: the bytes of one element.
-        has_scales: whether a float32 scale is stored for each (token, head) of keys and of values.
-    """
-
-    dtype: str
-    element_bytes: int
-    has_scales: bool
-
-
 def kv_format(dtype: object, scales: object = "token_head") -> KvFormat:
-    """The format of a KV cache.
+    """The format of a KV cache: one that pykv brings, or that was registered.
 
     Raises:
-        ConfigError: the dtype or the place of the scales is unknown.
+        ConfigError: the format or the place of the scales is unknown.
     """
-    known = {**ELEMENT_BYTES, **dict.fromkeys(EIGHT_BIT, 1)}
-    name = checked_choice("kv_dtype", _full_name(dtype), known)
+    if not isinstance(dtype, (str, KvFormat)):
+        raise refused("kv_dtype", dtype, "the name of a format, such as bf16 or fp8")
+    found = kv_format_of(dtype)
     place = checked_choice("kv_scales", scales, KV_SCALES)
-    return KvFormat(name, known[name], has_scales=name in EIGHT_BIT and place == "token_head")
+    if place == "tensor" and isinstance(found, DtypeFormat) and found.is_scaled:
+        return found.with_tensor_scales(1.0, 1.0)
+    return found
+
+
+def scale_bytes(of: KvFormat) -> int:
+    """The bytes of a row's scale, which `row_bytes` counts; 0 where rows have none, or only the format knows."""
+    return SCALE_BYTES if isinstance(of, DtypeFormat) and of.has_row_scales else 0
+
+
+def is_eight_bit(of: KvFormat) -> bool:
+    """Whether the numbers have 8 bits and scales."""
+    return isinstance(of, DtypeFormat) and of.is_scaled
 
 
 def weights_dtype(dtype: object) -> str:
@@ -74,8 +59,5 @@ def weights_dtype(dtype: object) -> str:
     Raises:
         ConfigError: it is unknown.
     """
-    return checked_choice("weights_dtype", _full_name(dtype), WEIGHT_BITS)
-
-
-def _full_name(dtype: object) -> object:
-    return SHORT_NAMES.get(dtype, dtype) if isinstance(dtype, str) else dtype
+    name = SHORT_NAMES.get(dtype, dtype) if isinstance(dtype, str) else dtype
+    return checked_choice("weights_dtype", name, WEIGHT_BITS)

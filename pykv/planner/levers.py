@@ -10,7 +10,7 @@ import numpy as np
 from pykv.errors import ConfigError
 from pykv.layout import KvLayer, KvLayout
 from pykv.planner.evaluation import Evaluation, evaluate, request_lengths
-from pykv.planner.formats import kv_format
+from pykv.planner.formats import is_eight_bit, kv_format
 from pykv.planner.model_facts import ModelFacts
 from pykv.planner.options import PlanOptions
 from pykv.planner.parameters import Parameters
@@ -21,7 +21,6 @@ __all__ = ["Lever", "find_levers"]
 WHAT_IF_GROUPS = 8
 """Query heads that share a KV head in the grouped attention of most models."""
 WHAT_IF_WINDOW = 4096
-EIGHT_BIT = {"int8", "fp8"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,10 +94,10 @@ def _mean_requests(evaluation: Evaluation, options: PlanOptions, facts: ModelFac
 
 
 def _kv_dtype(options: PlanOptions, facts: ModelFacts) -> Iterator[_Case]:
-    if options.kv_format.dtype in EIGHT_BIT:
-        whole = replace(options, kv_format=kv_format("bfloat16"))
+    if is_eight_bit(options.kv_format):
+        whole = replace(options, kv_format=kv_format("bf16"))
         yield _Case(
-            "kv_dtype", f"a cache of {options.kv_format.dtype} instead of bfloat16", "in use", whole, facts
+            "kv_dtype", f"a cache of {options.kv_format.name} instead of bf16", "in use", whole, facts
         )
         return
     for dtype, scales, words in (

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from pykv.errors import ConfigError
+from pykv.kv_format import KvFormat
 from pykv.planner.checks import checked_choice, checked_count, checked_share, near, refused
-from pykv.planner.formats import KvFormat, kv_format, weights_dtype
+from pykv.planner.formats import kv_format, weights_dtype
 from pykv.planner.length_files import read_histogram, read_trace
 from pykv.planner.lengths import LengthDistribution, read_context
 from pykv.planner.sizes import read_bytes, read_parameters
@@ -120,7 +121,7 @@ DEFAULTS: dict[str, Any] = {
     "num_parameters": None,
     "weights_bytes": None,
     "weights_dtype": None,
-    "kv_dtype": "bfloat16",
+    "kv_dtype": "bf16",
     "kv_scales": "token_head",
     "block_size": 16,
     "num_blocks": None,

@@ -20,7 +20,7 @@ from pykv.planner.evaluation import (
     whole_footprint,
 )
 from pykv.planner.footprint import Footprint, LayerGroup, kv_bytes, layer_groups
-from pykv.planner.formats import kv_format
+from pykv.planner.formats import is_eight_bit, kv_format, scale_bytes
 from pykv.planner.levers import Lever, find_levers
 from pykv.planner.limits import Limit, find_limit
 from pykv.planner.memory import KvBudget
@@ -143,7 +143,7 @@ def plan(model: str | os.PathLike[str] | Mapping[str, Any] | None = None, **opti
             `latent_dim`, `state_bytes`. Memory: `gpu` (a known name) or `memory` (bytes, or a text such as "80GiB";
             one for each GPU if they differ), `num_gpus`, `tensor_parallel` (all GPUs), `utilization` (0.9), `reserve`,
             `in_use`, or `num_blocks` alone. Weights: `weights_dtype`, `num_parameters` or `weights_bytes`. Cache:
-            `kv_dtype` ("bfloat16"), `kv_scales` ("token_head"), `block_size` (16), `storage` ("engine" or "formula").
+            `kv_dtype` ("bf16"), `kv_scales` ("token_head"), `block_size` (16), `storage` ("engine" or "formula").
             Requests: `context` (tokens, or percentiles: "p50=2000,p90=8000,max=32000"), `histogram` or `trace` (files),
             `max_model_len`, `max_num_seqs`, `watermark` (0), `shared_prefix`, `users`, `risk` (0.01).
 
@@ -169,7 +169,7 @@ def plan_options(options: PlanOptions) -> KvPlan:
         model=facts.name,
         storage=options.storage if facts.engine_layout is not None else "formula",
         engine_refusal=facts.engine_refusal,
-        kv_dtype=options.kv_format.dtype,
+        kv_dtype=options.kv_format.name,
         block_size=options.block_size,
         kv_bytes_per_token=sum(group.kv_bytes_per_token for group in groups),
         kv_scale_bytes_per_token=sum(group.kv_scale_bytes_per_token for group in groups),
@@ -239,8 +239,8 @@ def _requests_with(
     cases = {"shared_prefix": options, "no_shared_prefix": replace(options, shared_prefix=0)}
     if not options.shared_prefix:
         cases.pop("shared_prefix")
-    in_eight_bit = options.kv_format.dtype in WHAT_IF_DTYPES
-    scales = "tensor" if in_eight_bit and not options.kv_format.has_scales else "token_head"
+    per_tensor = is_eight_bit(options.kv_format) and not scale_bytes(options.kv_format)
+    scales = "tensor" if per_tensor else "token_head"
     for dtype in WHAT_IF_DTYPES:
         eight_bit = replace(options, kv_format=kv_format(dtype, scales))
         cases[dtype] = replace(eight_bit, shared_prefix=0)

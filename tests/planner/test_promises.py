@@ -112,8 +112,9 @@ def test_replicas_multiply_and_rows_hold_back() -> None:
     assert promised(num_blocks=1000, context=100, max_num_seqs=5) == 5
 
 
-def test_pool_of_the_engine_has_the_promised_bytes() -> None:
-    torch = pytest.importorskip("torch")
+@pytest.mark.parametrize("kv_dtype", ["f32", "bf16", "int8", "fp8"])
+def test_pool_of_the_engine_has_the_promised_bytes(kv_dtype: str) -> None:
+    pytest.importorskip("torch")
     from pykv import KvLayout, KvPool
 
     configs: dict[str, dict[str, Any]] = {
@@ -131,10 +132,34 @@ def test_pool_of_the_engine_has_the_promised_bytes() -> None:
     }
     for family, config in configs.items():
         config = config | {"model_type": family}
-        found = plan(config, num_blocks=9, context=5)
-        pool = KvPool(KvLayout.from_config(config), 9, 16, torch.bfloat16)
+        found = plan(config, num_blocks=9, context=5, kv_dtype=kv_dtype)
+        pool = KvPool(KvLayout.from_config(config), 9, 16, kv_dtype)
         assert pool.nbytes == 9 * found.rank_block_bytes, family
         assert found.engine_kv_bytes_per_token == pool.nbytes // 9 // 16, family
+
+
+def test_formula_storage_is_what_the_scheduler_holds_with_layer_groups() -> None:
+    window, length, block_size = 40, 300, 16
+    config = SchedulerConfig(
+        num_blocks=200, groups=(window, None), max_num_seqs=1, max_num_batched_tokens=16, watermark=0.0
+    )
+    scheduler, step = Scheduler(config), StepBuffers(config)
+    scheduler.submit(np.zeros(length - 64, np.int32), max_tokens=65)
+    held = []
+    while (planned := scheduler.plan(step)) is not None:
+        held.append(scheduler.stats().blocks_active)
+        scheduler.apply(
+            planned, np.zeros(planned.num_samples, np.int64), np.zeros(planned.num_samples, np.uint8)
+        )
+    numbers = {**SMALL, "window": window, "num_window_layers": 1, "storage": "formula"}
+    found = plan(**numbers, num_blocks=200, context=length)
+    block_bytes_of_a_group = found.rank_block_bytes // 2
+    promised_blocks = found.stored_kv_bytes_at[length] // block_bytes_of_a_group
+    assert (
+        max(held[-block_size:])
+        == promised_blocks
+        == -(-length // block_size) + -(-(window - 1) // block_size) + 1
+    )
 
 
 def test_memory_gives_the_engine_as_many_blocks_as_planned() -> None:

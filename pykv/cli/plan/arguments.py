@@ -66,7 +66,7 @@ OPTIONS = {
     "reserve": Option(MEMORY, "SIZE", "of each GPU within that, for activations and the like (0)"),
     "in_use": Option(MEMORY, "SIZE", "of each GPU that other processes hold (0)"),
     "num_blocks": Option(MEMORY, "N", "of the pool, the null block included, instead of memory", _whole),
-    "kv_dtype": Option(CACHE, "DTYPE", "float32, bfloat16, float16, int8 or fp8 (bfloat16)"),
+    "kv_dtype": Option(CACHE, "DTYPE", "f32, bf16, f16, int8 or fp8 (bf16)"),
     "kv_scales": Option(CACHE, "|".join(KV_SCALES), "where int8 and fp8 have their scales (token_head)"),
     "block_size": Option(CACHE, "N", "tokens a block (16)", _whole),
     "storage": Option(

@@ -68,7 +68,7 @@ def test_tables_say_both_units_the_limit_and_the_levers(capsys: pytest.CaptureFi
     out = run(CHAT, capsys)[1]
     for shown in (
         "24.2 GB (22.5 GiB)",
-        "bfloat16, shared prefix",
+        "bf16, shared prefix",
         "int8, nothing shared",
         "The limit:",
         "tensor_parallel",
