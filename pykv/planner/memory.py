@@ -77,10 +77,17 @@ def kv_budget(
         raise ConfigError(
             f"nothing is left for the KV cache: {show_bytes(weights_bytes)} of weights and {show_bytes(reserve_bytes)} "
             f"of reserve on each GPU, which has {show_bytes(usable)} for them ({utilization:g} of "
-            f"{show_bytes(gpu.total_bytes)}, {show_bytes(gpu.in_use_bytes)} of it in use by others); allowed: more "
-            "GPUs with a higher tensor_parallel, larger ones, or smaller weights"
+            f"{show_bytes(gpu.total_bytes)}, {show_bytes(gpu.in_use_bytes)} of it in use by others); allowed: "
+            f"{_more_ranks(weights_bytes, usable - reserve_bytes)}larger GPUs, or smaller weights"
         )
     return KvBudget(gpu.total_bytes, gpu.in_use_bytes, usable, weights_bytes, reserve_bytes, kv)
+
+
+def _more_ranks(weights_bytes: int, room: int) -> str:
+    """How many times as many ranks leave something, in words; nothing where no number of them does."""
+    if room <= 0:
+        return ""
+    return f"at least {weights_bytes // room + 1} times as many GPUs in tensor_parallel, "
 
 
 def _usable(gpu: GpuMemory, utilization: float) -> int:

@@ -58,7 +58,7 @@ def known_model(name: str) -> tuple[str, Mapping[str, Any]]:
         exact = [known for known in found if known.casefold().endswith(name.casefold())]
         chosen = (exact or found)[0]
         return chosen, table[chosen]
-    also = near(name, [*table, *(known.partition("/")[2] for known in table)])
+    also = near(name.rpartition("/")[2], [known.partition("/")[2] for known in table])
     hint = f"near ones: {', '.join(also)}; " if also else ""
     raise ConfigError(
         f"model is {name!r}, which is neither a folder, nor a file, nor one of the {len(table)} known names; "

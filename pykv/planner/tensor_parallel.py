@@ -29,7 +29,10 @@ def check_ranks(num_heads: int | None, tensor_parallel: int) -> None:
         ConfigError: they do not.
     """
     if num_heads is not None and num_heads % tensor_parallel:
-        raise refused("tensor_parallel", tensor_parallel, f"a divisor of the model's {num_heads} query heads")
+        allowed = f"a divisor of the model's {num_heads} query heads"
+        raise refused(
+            "tensor_parallel", tensor_parallel, f"{allowed}; where it is not given, all GPUs are ranks"
+        )
 
 
 def _of_rank(layer: KvLayer, ranks: int) -> KvLayer:
