@@ -64,6 +64,7 @@ if _typing.TYPE_CHECKING:
     from pykv.kv_format import CodecFormat, KvFormat, kv_format_names, register_kv_format
     from pykv.kv_pool import KvPool
     from pykv.layout import KvLayout
+    from pykv.planner import KvPlan, plan
     from pykv.recording import ReplayedRecording, replay_recording
     from pykv.sampling import SamplingParams
     from pykv.scheduler import (
@@ -103,6 +104,7 @@ __all__ = [
     "InvalidRequestError",
     "KvFormat",
     "KvLayout",
+    "KvPlan",
     "KvPool",
     "MissingExtraError",
     "ModelError",
@@ -131,6 +133,7 @@ __all__ = [
     "copy_blocks",
     "kv_format_names",
     "paged_attention",
+    "plan",
     "register_kv_format",
     "replay_recording",
     "write_kv",
@@ -151,6 +154,7 @@ _LAZY = {
     "FinishReason": ("pykv.scheduler", ""),
     "KvFormat": ("pykv.kv_format", ""),
     "KvLayout": ("pykv.layout", ""),
+    "KvPlan": ("pykv.planner", ""),
     "KvPool": ("pykv.kv_pool", "torch"),
     "OUTCOME_FAILED": ("pykv.scheduler", ""),
     "OUTCOME_OK": ("pykv.scheduler", ""),
@@ -172,6 +176,7 @@ _LAZY = {
     "copy_blocks": ("pykv.attention", "torch"),
     "kv_format_names": ("pykv.kv_format", ""),
     "paged_attention": ("pykv.attention", "torch"),
+    "plan": ("pykv.planner", ""),
     "register_kv_format": ("pykv.kv_format", ""),
     "replay_recording": ("pykv.recording", ""),
     "write_kv": ("pykv.attention", "torch"),

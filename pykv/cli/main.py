@@ -36,6 +36,7 @@ COMMANDS = {
     "eval-cache": Command(
         "pykv.cli.eval_cache", "models", "measures what each format of the cache costs in quality"
     ),
+    "plan": Command("pykv.cli.plan", "", "how many requests fit a model on some memory"),
     "serve": Command("pykv.service.main", "serve", "serves a model; the same as pykv-serve"),
 }
 

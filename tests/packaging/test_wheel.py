@@ -60,7 +60,7 @@ def package_files() -> set[str]:
         f"{place}/{name}"
         for place, folder in parts.items()
         for name in source_files(ROOT / folder, ".py", ".pyi", "py.typed")
-    }
+    } | {f"pykv/{name}" for name in source_files(ROOT / "pykv", ".json")}
 
 
 @pytest.fixture

@@ -1,0 +1,59 @@
+"""How an option that is not allowed is refused: by its name, its value and what is allowed."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable
+
+from pykv.errors import ConfigError
+
+__all__ = ["checked_choice", "checked_count", "checked_share", "near", "refused", "whole_number"]
+
+LARGEST_COUNT = 2**40
+
+
+def refused(option: str, value: object, allowed: str) -> ConfigError:
+    """The error of an option whose value is not allowed."""
+    return ConfigError(f"{option} is {value!r}; allowed: {allowed}")
+
+
+def checked_count(option: str, value: object, least: int = 1, most: int = LARGEST_COUNT) -> int:
+    """Returns `value`, a whole number from `least` to `most`."""
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise refused(option, value, f"a whole number from {least:,} to {most:,}")
+    return value
+
+
+def checked_share(option: str, value: object, *, open_below: bool = False, open_above: bool = False) -> float:
+    """Returns `value`, a number from 0 to 1; the ends belong to it unless they are open."""
+    allowed = f"a number {'above' if open_below else 'from'} 0 {'and below' if open_above else 'to'} 1"
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise refused(option, value, allowed)
+    above = value > 0 if open_below else value >= 0  # NaN is neither
+    below = value < 1 if open_above else value <= 1
+    if not (above and below):
+        raise refused(option, value, allowed)
+    return float(value)
+
+
+def checked_choice(option: str, value: object, choices: Iterable[str]) -> str:
+    """Returns `value`, one of the choices."""
+    listed = list(choices)
+    if not isinstance(value, str) or value not in listed:
+        raise refused(option, value, ", ".join(listed))
+    return value
+
+
+def whole_number(text: str) -> int | None:
+    """The number that a text is, with a sign or without; None: it is none, or has more than 18 digits."""
+    stripped = text.strip()
+    return int(stripped) if re.fullmatch(r"[+-]?[0-9]{1,18}", stripped) else None
+
+
+def near(name: str, names: Iterable[str], most: int = 4) -> list[str]:
+    """The names that look like `name`, the nearest first."""
+    by_folded = {known.casefold(): known for known in names}
+    found = difflib.get_close_matches(name.casefold(), by_folded, n=most, cutoff=0.5)
+    holding = [folded for folded in by_folded if name.casefold() in folded]
+    return [by_folded[folded] for folded in dict.fromkeys([*holding, *found])][:most]
