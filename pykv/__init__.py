@@ -41,6 +41,7 @@ from pykv.errors import (
     QueueFullError,
     RecordingError,
     StepError,
+    TraceError,
     UnknownRequestError,
     UnsupportedModelError,
 )
@@ -125,6 +126,7 @@ __all__ = [
     "StepBuffers",
     "StepError",
     "TokenLogprobs",
+    "TraceError",
     "UnknownRequestError",
     "UnsupportedModelError",
     "Usage",
