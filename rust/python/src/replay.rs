@@ -1,6 +1,11 @@
 //! `pykv._core.Trace` and what is replayed of it.
 
+use pykv_core::policy::order::QueueOrder;
+use pykv_core::policy::preemption::PreemptionMode;
+use pykv_core::scheduler::AdmissionPolicy;
+use pykv_core::{Result as CoreResult, SchedulerConfig};
 use pykv_replay::serial::{self, Hits, Policy, Ranking, Use};
+use pykv_replay::timed::{self, Allocator, Arrivals, Outcome, Point, Served};
 use pykv_replay::trace::Columns;
 use pyo3::buffer::PyBuffer;
 use pyo3::prelude::*;
@@ -31,6 +36,115 @@ impl From<Hits> for CacheHits {
     }
 }
 
+/// The options of `pykv.SchedulerConfig`, by name.
+#[derive(FromPyObject)]
+struct Options {
+    num_blocks: usize,
+    num_host_blocks: usize,
+    preemption: String,
+    block_size: usize,
+    max_num_seqs: usize,
+    max_num_batched_tokens: usize,
+    max_chunk_tokens: Option<usize>,
+    max_model_len: usize,
+    watermark: f64,
+    admission: String,
+    queue_order: String,
+    max_passes: usize,
+    preempt_lower_ranks: bool,
+    enable_prefix_caching: bool,
+    max_queued_requests: usize,
+    max_queued_tokens: Option<usize>,
+}
+
+impl Options {
+    fn config(self) -> CoreResult<SchedulerConfig> {
+        Ok(SchedulerConfig {
+            num_blocks: self.num_blocks,
+            num_host_blocks: self.num_host_blocks,
+            preemption: PreemptionMode::from_name(&self.preemption)?,
+            block_size: self.block_size,
+            max_num_seqs: self.max_num_seqs,
+            max_num_batched_tokens: self.max_num_batched_tokens,
+            max_chunk_tokens: self.max_chunk_tokens.unwrap_or(usize::MAX),
+            max_model_len: self.max_model_len,
+            watermark: self.watermark,
+            admission: AdmissionPolicy::from_name(&self.admission)?,
+            queue_order: QueueOrder::from_name(&self.queue_order)?,
+            max_passes: self.max_passes,
+            preempt_lower_ranks: self.preempt_lower_ranks,
+            enable_prefix_caching: self.enable_prefix_caching,
+            max_queued_requests: self.max_queued_requests,
+            max_queued_tokens: self.max_queued_tokens.unwrap_or(usize::MAX),
+            ..SchedulerConfig::default()
+        })
+    }
+}
+
+/// The fields of `pykv.CostModel`, by name.
+#[derive(FromPyObject)]
+struct CostModel {
+    fixed: f64,
+    per_sequence: f64,
+    per_token: f64,
+    per_pair: f64,
+    weights: f64,
+    per_context_token: f64,
+    per_swapped_block: f64,
+    overlaps: bool,
+}
+
+impl From<CostModel> for timed::CostModel {
+    fn from(model: CostModel) -> Self {
+        let CostModel {
+            fixed,
+            per_sequence,
+            per_token,
+            per_pair,
+            weights,
+            per_context_token,
+            per_swapped_block,
+            overlaps,
+        } = model;
+        Self {
+            fixed,
+            per_sequence,
+            per_token,
+            per_pair,
+            weights,
+            per_context_token,
+            per_swapped_block,
+            overlaps,
+        }
+    }
+}
+
+/// A timed replay that has ended: numbers, and columns by request and by point in time.
+#[pyclass(frozen, module = "pykv._core")]
+struct TimedReplay {
+    core: Outcome,
+}
+
+#[pymethods]
+impl TimedReplay {
+    /// The totals by name.
+    fn totals(&self) -> Vec<(&'static str, f64)> {
+        self.core.totals().to_vec()
+    }
+
+    /// A column of the requests by name, in the order of the trace.
+    fn request_column(&self, name: &str) -> PyResult<Vec<f64>> {
+        let of = Served::column(name).map_err(|error| exception(&error))?;
+        Ok(self.core.requests.iter().map(of).collect())
+    }
+
+    /// A column of the points in time by name.
+    fn point_column(&self, name: &str) -> PyResult<Vec<f64>> {
+        let of = Point::column(name).map_err(|error| exception(&error))?;
+        Ok(self.core.points.iter().map(of).collect())
+    }
+}
+
 #[pymethods]
 impl Trace {
     #[new]
@@ -57,12 +171,52 @@ impl Trace {
             run_lengths: &run_lengths.to_vec(py)?,
         };
         let core = pykv_replay::Trace::from_columns(block_size, columns);
-        Ok(Self { core: core.map_err(|refused| TraceError::new_err((refused.to_string(), refused.request)))? })
+        Ok(Self {
+            core: core.map_err(|refused| TraceError::new_err((refused.to_string(), refused.request)))?,
+        })
     }
 
     #[getter]
     fn num_requests(&self) -> usize {
         self.core.requests().len()
+    }
+
+    #[getter]
+    fn block_size(&self) -> usize {
+        self.core.block_size()
+    }
+
+    #[getter]
+    fn longest_request(&self) -> usize {
+        self.core.longest_request()
+    }
+
+    /// The same trace in blocks of another size.
+    fn with_block_size(&self, block_size: usize) -> PyResult<Self> {
+        let core = self.core.with_block_size(block_size).map_err(|error| exception(&error))?;
+        Ok(Self { core })
+    }
+
+    /// A replay in virtual time.
+    #[pyo3(signature = (config, cost, *, allocator, knows_outputs, speed, concurrency))]
+    #[expect(clippy::too_many_arguments, reason = "one argument an option, named at the only call")]
+    fn replay_timed(
+        &self,
+        py: Python<'_>,
+        config: Options,
+        cost: CostModel,
+        allocator: &str,
+        knows_outputs: bool,
+        speed: f64,
+        concurrency: Option<usize>,
+    ) -> PyResult<TimedReplay> {
+        let arrivals =
+            concurrency.map_or(Arrivals::Trace { speed }, |concurrency| Arrivals::Closed { concurrency });
+        let core = py.detach(|| {
+            let allocator = Allocator::from_name(allocator)?;
+            allocator.replay(&self.core, config.config()?, knows_outputs, &cost.into(), arrivals)
+        });
+        Ok(TimedReplay { core: core.map_err(|error| exception(&error))? })
     }
 
     /// Serial replay under a policy of this package.
@@ -93,7 +247,8 @@ impl Ranking for Callback<'_> {
 
     fn rank(&mut self, used: Use<'_>, ranks: &mut Vec<f64>) -> PyResult<()> {
         let bytes = used.blocks.iter().flat_map(|block| block.to_ne_bytes()).collect::<Vec<u8>>();
-        let answer = self.rank.bind(self.py).call1((used.request, PyBytes::new(self.py, &bytes), used.found))?;
+        let answer =
+            self.rank.bind(self.py).call1((used.request, PyBytes::new(self.py, &bytes), used.found))?;
         ranks.extend(PyBuffer::<f64>::get(&answer)?.to_vec(self.py)?);
         Ok(())
     }
@@ -101,5 +256,6 @@ impl Ranking for Callback<'_> {
 
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<Trace>()?;
+    module.add_class::<TimedReplay>()?;
     module.add_class::<CacheHits>()
 }

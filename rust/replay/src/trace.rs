@@ -81,7 +81,10 @@ impl Trace {
     ///
     /// # Errors
     /// [`RefusedRequest`] for the first request that [`push`](Self::push) refuses, or whose columns end before it.
-    pub fn from_columns(block_size: usize, columns: Columns<'_>) -> std::result::Result<Self, RefusedRequest> {
+    pub fn from_columns(
+        block_size: usize,
+        columns: Columns<'_>,
+    ) -> std::result::Result<Self, RefusedRequest> {
         let mut trace = Self::new(block_size).map_err(|error| RefusedRequest { request: 0, error })?;
         let mut first = 0;
         for place in 0..columns.arrivals.len() {
@@ -144,9 +147,40 @@ impl Trace {
         Ok(())
     }
 
+    /// The same trace in blocks of another size: each block as several smaller ones.
+    ///
+    /// # Errors
+    /// [`Error::InvalidConfig`] for a size that does not divide this one's, unless the trace says nothing of blocks; for
+    /// sizes that make too many blocks.
+    pub fn with_block_size(&self, block_size: usize) -> Result<Self> {
+        let mut trace = Self::new(block_size)?;
+        let pieces = (self.block_size / block_size) as u32;
+        if !self.runs.is_empty() && self.block_size % block_size != 0 {
+            let allowed = format!("a divisor of the trace's block size {}", self.block_size);
+            return Err(Error::config("block_size", block_size, allowed));
+        }
+        for (place, request) in self.requests.iter().enumerate() {
+            let mut left = request.prompt_tokens.div_ceil(block_size as u32);
+            let runs = self.runs(place).iter().map(|run| {
+                let length = run.length.saturating_mul(pieces).min(left);
+                left -= length;
+                Run { start: run.start.saturating_mul(pieces), length }
+            });
+            trace.push(*request, runs.filter(|run| run.length > 0))?;
+        }
+        Ok(trace)
+    }
+
     /// Tokens a block.
     pub fn block_size(&self) -> usize {
         self.block_size
+    }
+
+    /// Tokens of the longest request, prompt and output together.
+    pub fn longest_request(&self) -> usize {
+        let lengths =
+            self.requests.iter().map(|request| request.prompt_tokens + request.output_tokens.max(1));
+        lengths.max().unwrap_or(0) as usize
     }
 
     /// The requests, by arrival.
@@ -217,6 +251,16 @@ mod tests {
         trace.push(REQUEST, []).unwrap();
         assert_eq!(trace.blocks(0).collect::<Vec<_>>(), [0, 7, 8]);
         assert_eq!((trace.num_prompt_blocks(1), trace.num_blocks()), (0, 9));
+    }
+
+    #[test]
+    fn smaller_blocks_are_pieces_of_the_larger_ones_as_far_as_the_prompt_goes() {
+        let mut trace = Trace::new(16).unwrap();
+        trace.push(REQUEST, [Run { start: 0, length: 1 }, Run { start: 7, length: 2 }]).unwrap();
+        let smaller = trace.with_block_size(8).unwrap();
+        assert_eq!(smaller.blocks(0).collect::<Vec<_>>(), [0, 1, 14, 15, 16]);
+        assert!(trace.with_block_size(5).is_err());
+        assert!(trace.with_block_size(32).is_err());
     }
 
     #[test]

@@ -16,6 +16,7 @@ mod config;
 mod plan;
 mod request;
 mod sequence;
+mod simulated;
 mod stats;
 mod step;
 mod swap;
@@ -28,6 +29,7 @@ pub use apply::{FinishReason, Outcome, Sampled};
 pub use buffers::{OwnedArrays, StepArrays, TableSync};
 pub use config::{AdmissionPolicy, SchedulerConfig};
 pub use request::{RequestSummary, Submission};
+pub use simulated::StepRow;
 pub use stats::{Peak, SchedulerStats};
 pub use step::Plan;
 

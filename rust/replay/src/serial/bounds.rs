@@ -52,4 +52,3 @@ pub fn optimum(trace: &Trace, num_blocks: usize) -> Hits {
     }
     hits
 }
-
