@@ -187,6 +187,11 @@ impl Trace {
     }
 
     #[getter]
+    fn num_prompt_tokens(&self) -> usize {
+        self.core.num_prompt_tokens()
+    }
+
+    #[getter]
     fn longest_request(&self) -> usize {
         self.core.longest_request()
     }

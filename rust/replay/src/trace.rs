@@ -176,6 +176,11 @@ impl Trace {
         self.block_size
     }
 
+    /// Tokens of all prompts.
+    pub fn num_prompt_tokens(&self) -> usize {
+        self.requests.iter().map(|request| request.prompt_tokens as usize).sum()
+    }
+
     /// Tokens of the longest request, prompt and output together.
     pub fn longest_request(&self) -> usize {
         let lengths =
