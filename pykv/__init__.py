@@ -79,6 +79,10 @@ if _typing.TYPE_CHECKING:
         SchedulerStats,
         StepBuffers,
     )
+    from pykv.simulator.cost import CostModel
+    from pykv.simulator.policy import BlockUse, EvictionPolicy
+    from pykv.simulator.replay import replay
+    from pykv.simulator.result import ReplayResult
 
     __version__: str
 
@@ -90,16 +94,19 @@ __all__ = [
     "BlockCounts",
     "BlockPool",
     "BlockTable",
+    "BlockUse",
     "CapacityError",
     "Client",
     "CodecFormat",
     "Completion",
     "ConfigError",
+    "CostModel",
     "DuplicateRequestError",
     "Engine",
     "EngineConfig",
     "EngineDeadError",
     "EngineStats",
+    "EvictionPolicy",
     "FinishReason",
     "InvalidRequestError",
     "KvFormat",
@@ -115,6 +122,7 @@ __all__ = [
     "PykvError",
     "QueueFullError",
     "RecordingError",
+    "ReplayResult",
     "ReplayedRecording",
     "RequestOutput",
     "RequestSummary",
@@ -134,6 +142,7 @@ __all__ = [
     "kv_format_names",
     "paged_attention",
     "register_kv_format",
+    "replay",
     "replay_recording",
     "write_kv",
 ]
@@ -144,12 +153,15 @@ _LAZY = {
     "BlockCounts": ("pykv.blocks", ""),
     "BlockPool": ("pykv.blocks", ""),
     "BlockTable": ("pykv.blocks", ""),
+    "BlockUse": ("pykv.simulator.policy", ""),
     "Client": ("pykv.client", "client"),
     "CodecFormat": ("pykv.kv_format", ""),
     "Completion": ("pykv.engine", ""),
+    "CostModel": ("pykv.simulator.cost", ""),
     "Engine": ("pykv.engine", "models"),
     "EngineConfig": ("pykv.engine", ""),
     "EngineStats": ("pykv.engine", ""),
+    "EvictionPolicy": ("pykv.simulator.policy", ""),
     "FinishReason": ("pykv.scheduler", ""),
     "KvFormat": ("pykv.kv_format", ""),
     "KvLayout": ("pykv.layout", ""),
@@ -160,6 +172,7 @@ _LAZY = {
     "OutputDelta": ("pykv.engine", ""),
     "Plan": ("pykv.scheduler", ""),
     "PrefixCache": ("pykv.blocks", ""),
+    "ReplayResult": ("pykv.simulator.result", ""),
     "ReplayedRecording": ("pykv.recording", ""),
     "RequestOutput": ("pykv.engine", ""),
     "RequestSummary": ("pykv.scheduler", ""),
@@ -175,6 +188,7 @@ _LAZY = {
     "kv_format_names": ("pykv.kv_format", ""),
     "paged_attention": ("pykv.attention", "torch"),
     "register_kv_format": ("pykv.kv_format", ""),
+    "replay": ("pykv.simulator.replay", ""),
     "replay_recording": ("pykv.recording", ""),
     "write_kv": ("pykv.attention", "torch"),
 }

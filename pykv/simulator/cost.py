@@ -66,7 +66,9 @@ class CostModel:
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            kind, allowed = (bool, "true or false") if field.name == "overlaps" else (float, "seconds, at least 0")
+            kind, allowed = (
+                (bool, "true or false") if field.name == "overlaps" else (float, "seconds, at least 0")
+            )
             if kind is float and type(value) is int:
                 object.__setattr__(self, field.name, float(value))
             elif type(value) is not kind or (kind is float and not 0 <= value <= 3600):

@@ -59,7 +59,9 @@ def ranking_of(policy: EvictionPolicy) -> Callable[[int, bytes, int], NDArray[np
         try:
             ranks = np.broadcast_to(np.asarray(policy.rank(use), np.float64), use.blocks.shape)
         except ValueError as error:
-            raise ConfigError(f"rank of request {request} does not fit {len(use.blocks)} blocks: {error}") from error
+            raise ConfigError(
+                f"rank of request {request} does not fit {len(use.blocks)} blocks: {error}"
+            ) from error
         if np.isnan(ranks).any():
             raise ConfigError(f"rank of request {request} is NaN: allowed are numbers")
         return np.ascontiguousarray(ranks)

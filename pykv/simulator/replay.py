@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass
 from functools import cached_property
@@ -150,7 +151,9 @@ class Replayer:
                 evictions=hits.evictions,
             )
         if policy != "lru":
-            raise ConfigError(f"policy is {named['policy']!r}: in virtual time allowed is 'lru'; others need serial")
+            raise ConfigError(
+                f"policy is {named['policy']!r}: in virtual time allowed is 'lru'; others need serial"
+            )
         config = self._config(blocks, native, allocator, scheduler)
         timed = native.replay_timed(
             config,
@@ -183,14 +186,18 @@ class Replayer:
             hits = native.replay_infinite()
             num_blocks = int(share * (hits.queried_blocks - hits.blocks)) if 0 < share <= 100 else num_blocks
         if type(num_blocks) is not int or not 1 <= num_blocks < 2**30:
-            raise ConfigError(f"num_blocks is {num_blocks!r}: allowed are 1 to {2**30 - 1}, or a share such as '10%'")
+            raise ConfigError(
+                f"num_blocks is {num_blocks!r}: allowed are 1 to {2**30 - 1}, or a share such as '10%'"
+            )
         return num_blocks
 
     def _config(
         self, num_blocks: int, native: _core.Trace, allocator: str, options: dict[str, Any]
     ) -> SchedulerConfig:
         if unknown := sorted(set(options) - SCHEDULER_OPTIONS):
-            raise ConfigError(f"{unknown[0]} is unknown: known options are {', '.join(sorted(SCHEDULER_OPTIONS))}")
+            raise ConfigError(
+                f"{unknown[0]} is unknown: known options are {', '.join(sorted(SCHEDULER_OPTIONS))}"
+            )
         options.setdefault("max_model_len", native.longest_request + 1)
         return SchedulerConfig(
             num_blocks=num_blocks + 1,
@@ -232,7 +239,7 @@ def _timed_result(named: dict[str, Any], native: _core.Trace, timed: _core.Timed
     lookups = sum(getattr(misses, name) for name in MissReasons.__dataclass_fields__)
     slots = max(1.0, totals["total_slots"])
     seconds = point["seconds"]
-    free = (slots - point["reserved_slots"]) @ seconds
+    free = _sum((slots - point["reserved_slots"]) * seconds)
     outputs = request["output_tokens"]
     report = TimedReport(
         seconds=totals["seconds"],
@@ -243,19 +250,19 @@ def _timed_result(named: dict[str, Any], native: _core.Trace, timed: _core.Timed
         ),
         queue=_percentiles(request["started"] - request["arrival"]),
         latency=_percentiles(request["ended"] - request["arrival"]),
-        output_tokens_per_second=float(outputs.sum() / max(totals["seconds"], 1e-12)),
+        output_tokens_per_second=int(outputs.sum()) / max(totals["seconds"], 1e-12),
         computed_tokens=int(totals["computed_tokens"]),
         refused=int(totals["refused"]),
         mean_running=_mean(point["running"], seconds),
         max_running=int(totals["max_running"]),
         kv_usage=_mean(point["reserved_slots"], seconds) / slots,
         waste=1 - totals["decode_held_tokens"] / max(1.0, totals["decode_reserved_slots"]),
-        external_fragmentation=float(point["broken_slots"] @ seconds / free) if free > 0 else 0.0,
+        external_fragmentation=_sum(point["broken_slots"] * seconds) / free if free > 0 else 0.0,
         preemptions=int(request["preemptions"].sum()),
         preempting_steps=int(totals["preempting_steps"]),
         recomputed_tokens=int(request["recomputed_tokens"].sum()),
         swapped_blocks=int(totals["swapped_blocks"]),
-        stalled_seconds=float(request["stalled_seconds"].sum()),
+        stalled_seconds=_sum(request["stalled_seconds"]),
         misses=misses,
         series=TimeSeries(
             start_seconds=tuple(point["start"]),
@@ -268,7 +275,7 @@ def _timed_result(named: dict[str, Any], native: _core.Trace, timed: _core.Timed
     return ReplayResult(
         **named,
         hit_rate_blocks=misses.hit / max(1, lookups),
-        hit_rate_tokens=float(request["cached_tokens"].sum() / max(1, native.num_prompt_tokens)),
+        hit_rate_tokens=int(request["cached_tokens"].sum()) / max(1, native.num_prompt_tokens),
         evictions=None,
         timed=report,
     )
@@ -298,11 +305,26 @@ _POINT_COLUMNS = (
 
 def _percentiles(values: np.ndarray) -> Percentiles:
     """Of those that are there: a request that was refused has none."""
-    there = values[~np.isnan(values)]
-    if not len(there):
+    there = sorted(values[~np.isnan(values)].tolist())
+    if not there:
         return Percentiles(0.0, 0.0, 0.0, 0.0, 0.0)
-    return Percentiles(float(there.mean()), *map(float, np.percentile(there, PERCENTILES)))
+    return Percentiles(
+        math.fsum(there) / len(there), *(_percentile(there, percent) for percent in PERCENTILES)
+    )
+
+
+def _percentile(values: list[float], percent: int) -> float:
+    """Between two of the sorted values, in proportion."""
+    place = percent * (len(values) - 1)
+    below, rest = divmod(place, 100)
+    above = min(below + 1, len(values) - 1)
+    return values[below] + (values[above] - values[below]) * (rest / 100)
 
 
 def _mean(values: np.ndarray, seconds: np.ndarray) -> float:
-    return float(values @ seconds / max(seconds.sum(), 1e-12))
+    return _sum(values * seconds) / max(_sum(seconds), 1e-12)
+
+
+def _sum(values: np.ndarray) -> float:
+    """The exact sum, rounded once: the same on every machine, whatever its vector units."""
+    return math.fsum(values.tolist())

@@ -108,7 +108,9 @@ def _text(content: bytes, path: str) -> str:
         return content.decode()
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
-        raise TraceError(f"{path}, line {line}: byte {error.start} is no UTF-8; known forms: {KNOWN}") from error
+        raise TraceError(
+            f"{path}, line {line}: byte {error.start} is no UTF-8; known forms: {KNOWN}"
+        ) from error
 
 
 def _runs(rows: Rows, lines: list[str], header: dict[str, Any]) -> Trace:
@@ -127,7 +129,9 @@ def _conversations(rows: Rows, text: str, name: str, request_rate: float, seed: 
     except json.JSONDecodeError as error:
         raise Line(rows.path, error.lineno).error(f"is no JSON: {error.msg}") from error
     if not vllm_bench.recognises_conversations(conversations):
-        raise TraceError(f"{rows.path}: a JSON list without conversations is of no known form; known: {KNOWN}")
+        raise TraceError(
+            f"{rows.path}: a JSON list without conversations is of no known form; known: {KNOWN}"
+        )
     vllm_bench.Texts(rows, request_rate, seed).add_conversations(conversations)
     return Trace(name, vllm_bench.BLOCK_SIZE, True, rows.finish(vllm_bench.BLOCK_SIZE))
 

@@ -163,7 +163,9 @@ def _densely_numbered(runs: np.ndarray, num_runs: np.ndarray) -> tuple[np.ndarra
     if runs[:, 0].min() >= 0 and (runs[:, 0] + runs[:, 1]).max() <= min(2 * num_blocks + 1024, MAX_SYMBOL):
         return runs, num_runs
     _, first, numbers = np.unique(_ranges(runs[:, 0], runs[:, 1]), return_index=True, return_inverse=True)
-    numbers = np.argsort(np.argsort(first))[numbers]  # by first appearance: so that neighbours stay neighbours
+    numbers = np.argsort(np.argsort(first))[
+        numbers
+    ]  # by first appearance: so that neighbours stay neighbours
     per_request = np.add.reduceat(np.append(runs[:, 1], 0), np.cumsum(num_runs) - num_runs)
     per_request[num_runs == 0] = 0
     request = np.repeat(np.arange(len(num_runs)), per_request)
