@@ -33,6 +33,7 @@ COMMANDS = {
     "demo": Command(
         "pykv.cli.demo.__main__", "demo", "shows four chats at once and what the cache saved them"
     ),
+    "fit": Command("pykv.cli.fit", "", "fits the cost model of a replay to a measured run"),
     "replay": Command("pykv.cli.replay", "", "replays a trace of requests on the cache and the scheduler"),
     "serve": Command("pykv.service.main", "serve", "serves a model; the same as pykv-serve"),
 }

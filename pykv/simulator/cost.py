@@ -64,15 +64,15 @@ class CostModel:
     overlaps: bool = False
 
     def __post_init__(self) -> None:
+        if type(self.overlaps) is not bool:
+            raise ConfigError(f"overlaps is {self.overlaps!r}: allowed are true and false")
         for field in fields(self):
             value = getattr(self, field.name)
-            kind, allowed = (
-                (bool, "true or false") if field.name == "overlaps" else (float, "seconds, at least 0")
-            )
-            if kind is float and type(value) is int:
-                object.__setattr__(self, field.name, float(value))
-            elif type(value) is not kind or (kind is float and not 0 <= value <= 3600):
-                raise ConfigError(f"{field.name} is {value!r}: allowed are {allowed}")
+            if field.name == "overlaps":
+                continue
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 3600:
+                raise ConfigError(f"{field.name} is {value!r}: allowed are seconds from 0 to 3600")
+            object.__setattr__(self, field.name, float(value))
 
     @classmethod
     def roofline(

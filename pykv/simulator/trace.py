@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from pykv.errors import ConfigError, TraceError
 from pykv.simulator.formats import azure, measured, mooncake, runs, vllm_bench
 from pykv.simulator.formats.rows import Line, Rows
 
-__all__ = ["DEFAULT_BLOCK_SIZE", "Trace", "read_trace"]
+__all__ = ["DEFAULT_BLOCK_SIZE", "Trace", "read_lines", "read_trace"]
 
 DEFAULT_BLOCK_SIZE = 16
 """Tokens a block where a trace does not say what its prompts share."""
@@ -91,6 +91,19 @@ def read_trace(path: str | os.PathLike[str], *, request_rate: float = 1.0, seed:
             size = block_size or DEFAULT_BLOCK_SIZE
             return Trace(name, size, block_size is not None, rows.finish(size))
     raise TraceError(f"{path}, line 1: the fields {sorted(first)} are of no known form; known: {KNOWN}")
+
+
+def read_lines(path: Path) -> Iterator[tuple[Line, dict[str, Any]]]:
+    """The JSON objects of a file, gzip'd or not, one a line.
+
+    Raises:
+        TraceError: a line is something else.
+        OSError: the file cannot be read.
+    """
+    for place, text in enumerate(_text(_content(path), str(path)).splitlines(), start=1):
+        if text:
+            line = Line(str(path), place)
+            yield line, _parsed(text, line)
 
 
 def _content(path: Path) -> bytes:
