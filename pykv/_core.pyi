@@ -345,6 +345,9 @@ class Trace:
         run_starts: _Array,
         run_lengths: _Array,
     ) -> Trace: ...
+    @staticmethod
+    def from_recording(bytes: bytes) -> Trace:
+        """The trace of a recording."""
     @property
     def num_requests(self) -> int: ...
     @property

@@ -25,6 +25,7 @@ FORMS: list[tuple[Callable[[dict[str, Any]], bool], AddRow, int | None]] = [
     (mooncake.recognises, mooncake.add_row, mooncake.BLOCK_SIZE),
     (measured.recognises, measured.add_row, None),
 ]
+RECORDING = b"pykv-recording-"
 KNOWN = "pykv's own, Mooncake's, Azure's, vLLM's benchmarks', a measured run, or a recording"
 
 
@@ -67,12 +68,14 @@ def read_trace(path: str | os.PathLike[str], *, request_rate: float = 1.0, seed:
     if not 0 < request_rate < float("inf"):
         raise ConfigError(f"request_rate is {request_rate}: allowed is a finite number above 0")
     content = _content(Path(path))
+    name = Path(path).name.partition(".")[0]
+    if content.startswith(RECORDING):
+        return _recording(content, str(path), name)
     rows = Rows(str(path))
     text = _text(content, rows.path)
     lines = text.splitlines()
     if not lines:
         raise TraceError(f"{path}: is empty")
-    name = Path(path).name.partition(".")[0]
     if azure.recognises(lines[0]):
         azure.add_rows(rows, lines)
         return Trace(name, DEFAULT_BLOCK_SIZE, False, rows.finish(DEFAULT_BLOCK_SIZE))
@@ -104,6 +107,16 @@ def read_lines(path: Path) -> Iterator[tuple[Line, dict[str, Any]]]:
         if text:
             line = Line(str(path), place)
             yield line, _parsed(text, line)
+
+
+def _recording(content: bytes, path: str, name: str) -> Trace:
+    try:
+        native = _core.Trace.from_recording(content)
+    except TraceError as error:
+        raise TraceError(f"{path}: {error}") from None
+    if not native.num_requests:
+        raise TraceError(f"{path}: holds no request")
+    return Trace(name, native.block_size, True, native)
 
 
 def _content(path: Path) -> bytes:

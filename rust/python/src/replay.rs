@@ -4,6 +4,7 @@ use pykv_core::policy::order::QueueOrder;
 use pykv_core::policy::preemption::PreemptionMode;
 use pykv_core::scheduler::AdmissionPolicy;
 use pykv_core::{Result as CoreResult, SchedulerConfig};
+use pykv_replay::recorded::trace_of_recording;
 use pykv_replay::serial::{self, Hits, Policy, Ranking, Use};
 use pykv_replay::timed::{self, Allocator, Arrivals, Outcome, Point, Served};
 use pykv_replay::trace::Columns;
@@ -174,6 +175,13 @@ impl Trace {
         Ok(Self {
             core: core.map_err(|refused| TraceError::new_err((refused.to_string(), refused.request)))?,
         })
+    }
+
+    /// The trace of a recording.
+    #[staticmethod]
+    fn from_recording(py: Python<'_>, bytes: &[u8]) -> PyResult<Self> {
+        let core = py.detach(|| trace_of_recording(bytes));
+        Ok(Self { core: core.map_err(|error| TraceError::new_err((error.to_string(), None::<usize>)))? })
     }
 
     #[getter]

@@ -3,6 +3,7 @@
 //! | module | holds |
 //! |---|---|
 //! | [`trace`] | requests with arrivals, lengths and the blocks of their prompts, by number |
+//! | [`recorded`] | a recording of a scheduler as a trace |
 //! | [`future`] | when each block is used next |
 //! | [`serial`] | one request at a time: hit rates of a policy beside the two bounds |
 //! | [`timed`] | virtual time: latencies, throughput and memory under a cost model |
@@ -13,6 +14,7 @@
 #![forbid(unsafe_code)]
 
 pub mod future;
+pub mod recorded;
 pub mod serial;
 pub mod timed;
 pub mod trace;

@@ -74,7 +74,7 @@ mod tests {
             scheduler.submit(Submission::new(&[1; 11])).unwrap();
         }
         let mut arrays = OwnedArrays::new(&config());
-        let mut sync = TableSync::new(config().max_num_seqs);
+        let mut sync = TableSync::default();
         let plan = written.plan(&arrays.borrow(), &mut sync, 1.0).unwrap();
         assert_eq!(unwritten.plan_unwritten(1.0).unwrap(), plan);
         let rows: Vec<_> = unwritten.step_rows().collect();

@@ -20,10 +20,10 @@ pub fn least_recent(trace: &Trace, num_blocks: usize) -> Result<Hits> {
     for request in 0..trace.requests().len() {
         chain.clear();
         chain.extend(trace.blocks(request).take(num_blocks));
-        let (mut table, mut cursor) = cache.share(scope, &chain, chain.len());
+        let (mut tables, mut cursor) = cache.share(scope, &chain, chain.len());
         let found = cursor.published;
-        cache.extend(&mut table, chain.len() - found)?;
-        cache.publish(&mut table, &mut cursor, scope, &chain, chain.len());
+        cache.extend(&mut tables[0], chain.len() - found)?;
+        cache.publish(&mut tables, &mut cursor, scope, &chain, chain.len());
         hits.count(trace, request, found);
     }
     hits.evictions = cache.evictions();
