@@ -45,7 +45,7 @@ impl Allocator {
             Self::Paged => replay(trace, &mut Paged::new(config, knows_outputs)?, cost, arrivals),
             Self::Contiguous(reservation) => {
                 let limits = Limits {
-                    num_slots: config.num_slots(),
+                    num_slots: (config.num_blocks - 1) * config.block_size,
                     max_model_len: config.max_model_len,
                     max_num_seqs: config.max_num_seqs,
                     max_num_batched_tokens: config.max_num_batched_tokens,
