@@ -15,9 +15,9 @@ __all__ = [
     "Scheduler",
     "SchedulerStats",
     "StepBuffers",
-    "max_seq_len",
     "TimedReplay",
     "Trace",
+    "max_seq_len",
     "replay_recording",
 ]
 
@@ -303,6 +303,7 @@ def max_seq_len(
     max_chunk_tokens: int,
     max_model_len: int,
 ) -> int: ...
+
 @final
 class CacheHits:
     """What a cache has found of what was asked for."""

@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="pykv fit",
-        description="Fits a cost model to a measured run: half of its requests; the errors are those of the other half.",
+        description="Fits a cost model to half of a measured run's requests; the errors are those of the others.",
         epilog="pykv replay TRACE --cost FILE replays under the model.",
     )
     parser.add_argument(
@@ -46,7 +46,9 @@ def _parser() -> argparse.ArgumentParser:
         help="NAME.requests.jsonl or .jsonl.gz; NAME.meta.json and NAME.timeseries.csv beside it are read too",
     )
     parser.add_argument("--output", "-o", metavar="FILE", help="where the model is written, as JSON")
-    parser.add_argument("--num-blocks", type=int, metavar="N", help="usable blocks, where NAME.meta.json does not say")
+    parser.add_argument(
+        "--num-blocks", type=int, metavar="N", help="usable blocks, where NAME.meta.json does not say"
+    )
     parser.add_argument("--json", action="store_true", help="prints the model and its errors as JSON")
     return parser
 
@@ -56,8 +58,8 @@ def _text(report: FitReport) -> str:
     lines = [
         f"a step takes {1e3 * model.fixed:.3g} ms, {1e6 * model.per_sequence:.3g} µs a sequence, "
         f"{1e6 * model.per_token:.3g} µs a token, {1e6 * model.per_context_token:.3g} µs a token of context",
-        f"latency   {report.latency_median_error:+.1%} off in the median; of each request {report.request_error_p50:.1%} "
-        f"(p50), {report.request_error_p90:.1%} (p90)",
+        f"latency   {report.latency_median_error:+.1%} off in the median; of each request "
+        f"{report.request_error_p50:.1%} (p50), {report.request_error_p90:.1%} (p90)",
         f"TTFT      {report.ttft_median_error:+.1%} off in the median",
         f"TPOT      {report.tpot_median_error:+.1%} off in the median",
         f"duration  {report.duration_error:+.1%} off",

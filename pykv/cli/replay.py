@@ -11,11 +11,11 @@ from importlib import util
 from pathlib import Path
 from typing import Any
 
+from pykv.cli.replay_report import report, table
 from pykv.errors import ConfigError
 from pykv.simulator.policy import POLICIES, EvictionPolicy
 from pykv.simulator.replay import ALLOCATORS, DEFAULT_COST, Replayer
-from pykv.simulator.result import ReplayResult
-from pykv.simulator.sweep import SweepPoint, sweep
+from pykv.simulator.sweep import sweep
 from pykv.simulator.trace import read_trace
 
 __all__ = ["main"]
@@ -44,11 +44,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         values = _grid(grid)
         with _progress() as on_done:
             points = sweep(trace, values, options=options, on_done=on_done)
-        _print_sweep(points, as_json)
+        print("\n".join(json.dumps(point.result.to_json()) for point in points) if as_json else table(points))
         _plot(plots, lambda plot, path: plot.plot_sweep(points, path))
     else:
         result = Replayer(trace).run(**options)
-        print(json.dumps(result.to_json(with_series=series)) if as_json else _report(result))
+        print(json.dumps(result.to_json(with_series=series)) if as_json else report(result))
         _plot(plots, lambda plot, path: plot.plot_result(result, path))
     return 0
 
@@ -228,70 +228,3 @@ def _progress() -> Iterator[Callable[[int, int], None]]:
     with Progress(console=Console(stderr=True)) as progress:
         task = progress.add_task("replaying", total=None)
         yield lambda done, total: progress.update(task, completed=done, total=total)
-
-
-def _print_sweep(points: Sequence[SweepPoint], as_json: bool) -> None:
-    if as_json:
-        for point in points:
-            print(json.dumps(point.result.to_json()))
-        return
-    columns = {name: [_shown(point.options[name]) for point in points] for name in points[0].options}
-    columns |= {"hit rate": [f"{point.result.hit_rate_blocks:.3f}" for point in points]}
-    columns |= {"best": [f"{point.result.hit_rate_opt:.3f}" for point in points]}
-    timed = [point.result.timed for point in points]
-    if reports := [report for report in timed if report is not None]:
-        columns |= {
-            "TTFT p50 s": [f"{report.ttft.p50:.3f}" for report in reports],
-            "TTFT p99 s": [f"{report.ttft.p99:.3f}" for report in reports],
-            "TPOT p50 s": [f"{report.tpot.p50:.4f}" for report in reports],
-            "tokens/s": [f"{report.output_tokens_per_second:.0f}" for report in reports],
-            "at once": [f"{report.mean_running:.1f}" for report in reports],
-            "waste": [f"{report.waste:.3f}" for report in reports],
-            "preemptions": [str(report.preemptions) for report in reports],
-        }
-    widths = {name: max(len(name), *map(len, values)) for name, values in columns.items()}
-    print("  ".join(name.rjust(widths[name]) for name in columns))
-    for row in zip(*columns.values(), strict=True):
-        print("  ".join(value.rjust(width) for value, width in zip(row, widths.values(), strict=True)))
-
-
-def _shown(value: object) -> str:
-    return str(value) if isinstance(value, str | int | float) else type(value).__name__
-
-
-def _report(result: ReplayResult) -> str:
-    lines = [
-        f"{result.trace}: {result.num_requests:,} requests, {result.num_blocks:,} blocks of {result.block_size} tokens, "
-        f"{result.allocator}, {result.policy}",
-        f"hit rate        {result.hit_rate_blocks:.3f} of blocks, {result.hit_rate_tokens:.3f} of tokens",
-        f"bounds          {result.hit_rate_opt:.3f} the best choice of victims, {result.hit_rate_infinite:.3f} "
-        "a cache that forgets nothing",
-    ]
-    if result.evictions is not None:
-        lines.append(f"evictions       {result.evictions:,}")
-    if report := result.timed:
-        misses = report.misses
-        lines += [
-            f"blocks          {misses.hit:,} found, {misses.never_seen:,} never seen, {misses.evicted:,} evicted, "
-            f"{misses.not_yet_computed:,} not yet computed, {misses.last:,} last of a prompt",
-            f"time            {report.seconds:,.1f} s, {report.steps:,} steps, {report.refused:,} requests refused",
-            f"throughput      {report.output_tokens_per_second:,.0f} output tokens/s, {report.computed_tokens:,} computed",
-        ]
-        for name, of in (
-            ("TTFT", report.ttft),
-            ("TPOT", report.tpot),
-            ("queue", report.queue),
-            ("latency", report.latency),
-        ):
-            lines.append(
-                f"{name:<15} {of.p50:.4f} s p50, {of.p90:.4f} p90, {of.p95:.4f} p95, {of.p99:.4f} p99"
-            )
-        lines += [
-            f"at once         {report.mean_running:.1f} requests on average, {report.max_running} at most",
-            f"memory          {100 * report.kv_usage:.1f} % in use, {100 * report.waste:.1f} % of what decodes keep is "
-            f"empty, {100 * report.external_fragmentation:.1f} % of what is free is in too short pieces",
-            f"preemptions     {report.preemptions:,} in {report.preempting_steps:,} steps: "
-            f"{report.recomputed_tokens:,} tokens computed again, {report.swapped_blocks:,} blocks swapped, "
-            f"{report.stalled_seconds:,.1f} s stalled",
-        ]
-    return "\n".join(lines)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -128,10 +128,9 @@ class CostModel:
         if separator and kind == "constant":
             return cls(fixed=_number("constant", rest))
         if separator and kind == "linear":
-            values = _assignments(rest)
-            known = {field.name for field in fields(cls)} - {"overlaps"}
-            _only(values, known)
-            return cls(**values)
+            values: dict[str, Any] = dict(_assignments(rest))
+            _only(values, {field.name for field in fields(cls)} - {"overlaps"})
+            return replace(cls(), **values)
         if separator and kind == "roofline":
             device, _, rest = rest.partition(",")
             values = {"parameters": 8.03e9, "kv_bytes": 131_072.0, **_assignments(rest)}

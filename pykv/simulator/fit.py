@@ -18,13 +18,12 @@ from pykv.simulator.measured_run import MeasuredRun
 
 __all__ = ["FitReport", "fit"]
 
-FITTED = ("fixed", "per_sequence", "per_token", "per_context_token")
 FIRST_GUESS = (2e-2, 1e-4, 1e-4, 1e-7)
+"""Seconds: of a step, a sequence, a token, a token of context."""
 FIRST_STEP, LAST_STEP = 0.5, 0.01
 """Of the search, in the logarithm of each part."""
 SHORTEST_SECONDS = 0.01
 """Times below this count as this: a queue of no time has no relative error."""
-UNBOUNDED_BLOCKS = 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +87,7 @@ def fit(run: MeasuredRun, *, num_blocks: int | None = None) -> FitReport:
     if run.trace.num_requests < 4:
         raise ConfigError(f"the run has {run.trace.num_requests} requests: allowed are at least 4")
     native = run.trace.native.with_block_size(run.block_size)
-    blocks = num_blocks or run.num_blocks or UNBOUNDED_BLOCKS
+    blocks = num_blocks or run.num_blocks or _blocks_of_all(run, native)
     config = SchedulerConfig(
         num_blocks=blocks + 1,
         block_size=run.block_size,
@@ -111,12 +110,23 @@ def fit(run: MeasuredRun, *, num_blocks: int | None = None) -> FitReport:
     return _report(run, _model(parts), predict(parts))
 
 
+def _blocks_of_all(run: MeasuredRun, native: _core.Trace) -> int:
+    """Blocks that hold all requests at once: memory never runs out."""
+    tokens = native.num_prompt_tokens + int(run.output_tokens.sum())
+    return tokens // run.block_size + 2 * native.num_requests
+
+
 def _model(parts: NDArray[np.float64]) -> CostModel:
     """Rounded, so that a last bit of the search changes nothing."""
-    return CostModel(**{name: float(f"{part:.6g}") for name, part in zip(FITTED, np.exp(parts), strict=True)})
+    fixed, per_sequence, per_token, per_context_token = (float(f"{part:.6g}") for part in np.exp(parts))
+    return CostModel(
+        fixed=fixed, per_sequence=per_sequence, per_token=per_token, per_context_token=per_context_token
+    )
 
 
-def _search(distance: Callable[[NDArray[np.float64]], float], start: NDArray[np.float64]) -> NDArray[np.float64]:
+def _search(
+    distance: Callable[[NDArray[np.float64]], float], start: NDArray[np.float64]
+) -> NDArray[np.float64]:
     """Goes along one axis after the other as long as that helps, then in smaller steps (Hooke and Jeeves, 1961)."""
     best, least, step = start, distance(start), FIRST_STEP
     while step > LAST_STEP:
@@ -135,7 +145,9 @@ def _predict(native: _core.Trace, config: SchedulerConfig, model: CostModel) -> 
     timed = native.replay_timed(
         config, model, allocator="paged", knows_outputs=False, speed=1.0, concurrency=None
     )
-    arrival, first, ended = (np.array(timed.request_column(name)) for name in ("arrival", "first_token", "ended"))
+    arrival, first, ended = (
+        np.array(timed.request_column(name)) for name in ("arrival", "first_token", "ended")
+    )
     slots = (config.num_blocks - 1) * config.block_size
     return _Prediction(
         ttft=first - arrival,
@@ -148,13 +160,15 @@ def _predict(native: _core.Trace, config: SchedulerConfig, model: CostModel) -> 
 
 
 def _distance(prediction: _Prediction, run: MeasuredRun, some: slice) -> float:
-    """Mean distance of logarithms: of latencies, of the parts after the first token, and half as much of those before."""
+    """Mean distance of logarithms: of latencies, their parts after the first token, and half that of those before."""
     pairs: Sequence[tuple[NDArray[np.float64], NDArray[np.float64], float]] = (
         (prediction.latency, run.latency, 1.0),
         (prediction.latency - prediction.ttft, run.latency - run.ttft, 1.0),
         (prediction.ttft, run.ttft, 0.5),
     )
-    return float(sum(weight * np.abs(_log(mine[some]) - _log(its[some])).mean() for mine, its, weight in pairs))
+    return float(
+        sum(weight * np.abs(_log(mine[some]) - _log(its[some])).mean() for mine, its, weight in pairs)
+    )
 
 
 def _log(seconds: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -175,7 +189,8 @@ def _report(run: MeasuredRun, model: CostModel, prediction: _Prediction) -> FitR
         latency_median_error=_off(prediction.latency[others], run.latency[others]),
         ttft_median_error=_off(prediction.ttft[others], run.ttft[others]),
         tpot_median_error=_off(
-            ((prediction.latency - prediction.ttft) / outputs)[others], ((run.latency - run.ttft) / outputs)[others]
+            ((prediction.latency - prediction.ttft) / outputs)[others],
+            ((run.latency - run.ttft) / outputs)[others],
         ),
         request_error_p50=float(np.median(each)),
         request_error_p90=float(np.percentile(each, 90)),

@@ -117,7 +117,9 @@ def _series(path: Path) -> NDArray[np.float64]:
     if not path.is_file():
         return np.zeros((0, 3))
     with path.open(newline="") as file:
-        rows = [_sample(row, Line(str(path), place)) for place, row in enumerate(csv.DictReader(file), start=2)]
+        rows = [
+            _sample(row, Line(str(path), place)) for place, row in enumerate(csv.DictReader(file), start=2)
+        ]
     return np.array(rows, np.float64).reshape(-1, 3)
 
 

@@ -126,13 +126,13 @@ def _draw_latencies(axes: Axes, points: Sequence[SweepPoint], name: str) -> None
 
 def _draw_memory(axes: Axes, points: Sequence[SweepPoint], name: str) -> None:
     _need_times(points)
-    labels = [str(point.options[name]) for point in points]
     wasted = [100 * point.result.timed.waste for point in points]  # type: ignore[union-attr]
-    axes.barh(labels, [100 - share for share in wasted], color="tab:blue", label="holds keys and values")
-    bars = axes.barh(
-        labels, wasted, left=[100 - share for share in wasted], color="tab:red", label="reserved, empty"
-    )
-    axes.bar_label(bars, labels=[f"{share:.1f} % empty" for share in wasted], label_type="center")
+    labels = [
+        f"{point.options[name]}\n{share:.1f} % empty" for point, share in zip(points, wasted, strict=True)
+    ]
+    held = [100 - share for share in wasted]
+    axes.barh(labels, held, color="tab:blue", label="holds keys and values")
+    axes.barh(labels, wasted, left=held, color="tab:red", label="reserved, empty")
     axes.invert_yaxis()
     axes.set(xlabel="% of the memory that running requests keep", xlim=(0, 100))
     axes.set_title(f"{points[0].result.trace}: what the reserved memory holds", pad=24)

@@ -18,8 +18,8 @@ __all__ = ["POLICIES", "BlockUse", "EvictionPolicy", "ranking_of"]
 POLICIES = ("lru", "session_end", "dead", "opt")
 """Those that are built in.
 
-`lru` is the production tree's own: the leaf that was used least recently. `session_end` is told when sessions end, and
-`dead` which blocks nobody uses again: their blocks go first, the rest as in `lru`. `opt` evicts what is used again last.
+`lru` is the production tree's own: the leaf that was used least recently. `session_end` is told when sessions end,
+and `dead` which blocks nobody uses again: these go first, the rest as in `lru`. `opt` evicts what is used again last.
 """
 
 

@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-import math
 import os
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
-
-import numpy as np
 
 from pykv import _core
 from pykv.errors import ConfigError
 from pykv.scheduler import SchedulerConfig
 from pykv.simulator.cost import CostModel
 from pykv.simulator.policy import POLICIES, EvictionPolicy, ranking_of
-from pykv.simulator.result import (
-    PERCENTILES,
-    MissReasons,
-    Percentiles,
-    ReplayResult,
-    TimedReport,
-    TimeSeries,
-)
+from pykv.simulator.result import ReplayResult
+from pykv.simulator.timed_report import timed_report
 from pykv.simulator.trace import Trace, read_trace
 
 __all__ = ["ALLOCATORS", "DEFAULT_COST", "Replayer", "replay"]
@@ -129,31 +120,29 @@ class Replayer:
         if kv_memory_bytes is not None:
             num_blocks = _blocks_in(kv_memory_bytes, kv_bytes_per_token, kv_dtype, size)
         blocks = self._num_blocks(num_blocks, native)
-        infinite, best = _rate(native.replay_infinite()), _rate(native.replay_serial(blocks, "opt"))
-        named = {
-            "trace": self.trace.name,
-            "num_requests": native.num_requests,
-            "block_size": size,
-            "num_blocks": blocks,
-            "policy": policy if isinstance(policy, str) else type(policy).__name__,
-            "allocator": allocator,
-            "hit_rate_infinite": infinite,
-            "hit_rate_opt": best,
-        }
+        name = policy if isinstance(policy, str) else type(policy).__name__
+        result = partial(
+            ReplayResult,
+            trace=self.trace.name,
+            num_requests=native.num_requests,
+            block_size=size,
+            num_blocks=blocks,
+            policy=name,
+            allocator=allocator,
+            hit_rate_infinite=_rate(native.replay_infinite()),
+            hit_rate_opt=_rate(native.replay_serial(blocks, "opt")),
+        )
         if serial:
             if scheduler:
                 raise ConfigError(f"{min(scheduler)} is of no use with serial")
             hits = _replay_serial(native, blocks, policy)
-            return ReplayResult(
-                **named,
+            return result(
                 hit_rate_blocks=_rate(hits),
                 hit_rate_tokens=hits.tokens / max(1, hits.queried_tokens),
                 evictions=hits.evictions,
             )
         if policy != "lru":
-            raise ConfigError(
-                f"policy is {named['policy']!r}: in virtual time allowed is 'lru'; others need serial"
-            )
+            raise ConfigError(f"policy is {name!r}: in virtual time allowed is 'lru'; others need serial")
         config = self._config(blocks, native, allocator, scheduler)
         timed = native.replay_timed(
             config,
@@ -163,7 +152,13 @@ class Replayer:
             speed=speed,
             concurrency=concurrency,
         )
-        return _timed_result(named, native, timed)
+        report = timed_report(timed)
+        return result(
+            hit_rate_blocks=report.misses.hit_rate,
+            hit_rate_tokens=sum(timed.request_column("cached_tokens")) / max(1, native.num_prompt_tokens),
+            evictions=None,
+            timed=report,
+        )
 
     @cached_property
     def _natives(self) -> dict[int, _core.Trace]:
@@ -229,102 +224,3 @@ def _replay_serial(native: _core.Trace, num_blocks: int, policy: str | EvictionP
     if isinstance(policy, str):
         return native.replay_serial(num_blocks, policy)
     return native.replay_ranked(num_blocks, ranking_of(policy))
-
-
-def _timed_result(named: dict[str, Any], native: _core.Trace, timed: _core.TimedReplay) -> ReplayResult:
-    totals = dict(timed.totals())
-    request = {name: np.array(timed.request_column(name)) for name in _REQUEST_COLUMNS}
-    point = {name: np.array(timed.point_column(name)) for name in _POINT_COLUMNS}
-    misses = MissReasons(**{name: int(totals[name]) for name in MissReasons.__dataclass_fields__})
-    lookups = sum(getattr(misses, name) for name in MissReasons.__dataclass_fields__)
-    slots = max(1.0, totals["total_slots"])
-    seconds = point["seconds"]
-    free = _sum((slots - point["reserved_slots"]) * seconds)
-    outputs = request["output_tokens"]
-    report = TimedReport(
-        seconds=totals["seconds"],
-        steps=int(totals["steps"]),
-        ttft=_percentiles(request["first_token"] - request["arrival"]),
-        tpot=_percentiles(
-            ((request["ended"] - request["first_token"])[outputs > 1]) / (outputs[outputs > 1] - 1)
-        ),
-        queue=_percentiles(request["started"] - request["arrival"]),
-        latency=_percentiles(request["ended"] - request["arrival"]),
-        output_tokens_per_second=int(outputs.sum()) / max(totals["seconds"], 1e-12),
-        computed_tokens=int(totals["computed_tokens"]),
-        refused=int(totals["refused"]),
-        mean_running=_mean(point["running"], seconds),
-        max_running=int(totals["max_running"]),
-        kv_usage=_mean(point["reserved_slots"], seconds) / slots,
-        waste=1 - totals["decode_held_tokens"] / max(1.0, totals["decode_reserved_slots"]),
-        external_fragmentation=_sum(point["broken_slots"] * seconds) / free if free > 0 else 0.0,
-        preemptions=int(request["preemptions"].sum()),
-        preempting_steps=int(totals["preempting_steps"]),
-        recomputed_tokens=int(request["recomputed_tokens"].sum()),
-        swapped_blocks=int(totals["swapped_blocks"]),
-        stalled_seconds=_sum(request["stalled_seconds"]),
-        misses=misses,
-        series=TimeSeries(
-            start_seconds=tuple(point["start"]),
-            kv_usage=tuple(point["reserved_slots"] / slots),
-            cached=tuple(point["cached_slots"] / slots),
-            running=tuple(point["running"]),
-            waiting=tuple(point["waiting"]),
-        ),
-    )
-    return ReplayResult(
-        **named,
-        hit_rate_blocks=misses.hit / max(1, lookups),
-        hit_rate_tokens=int(request["cached_tokens"].sum()) / max(1, native.num_prompt_tokens),
-        evictions=None,
-        timed=report,
-    )
-
-
-_REQUEST_COLUMNS = (
-    "arrival",
-    "started",
-    "first_token",
-    "ended",
-    "output_tokens",
-    "cached_tokens",
-    "preemptions",
-    "recomputed_tokens",
-    "stalled_seconds",
-)
-_POINT_COLUMNS = (
-    "start",
-    "seconds",
-    "running",
-    "waiting",
-    "reserved_slots",
-    "cached_slots",
-    "broken_slots",
-)
-
-
-def _percentiles(values: np.ndarray) -> Percentiles:
-    """Of those that are there: a request that was refused has none."""
-    there = sorted(values[~np.isnan(values)].tolist())
-    if not there:
-        return Percentiles(0.0, 0.0, 0.0, 0.0, 0.0)
-    return Percentiles(
-        math.fsum(there) / len(there), *(_percentile(there, percent) for percent in PERCENTILES)
-    )
-
-
-def _percentile(values: list[float], percent: int) -> float:
-    """Between two of the sorted values, in proportion."""
-    place = percent * (len(values) - 1)
-    below, rest = divmod(place, 100)
-    above = min(below + 1, len(values) - 1)
-    return values[below] + (values[above] - values[below]) * (rest / 100)
-
-
-def _mean(values: np.ndarray, seconds: np.ndarray) -> float:
-    return _sum(values * seconds) / max(_sum(seconds), 1e-12)
-
-
-def _sum(values: np.ndarray) -> float:
-    """The exact sum, rounded once: the same on every machine, whatever its vector units."""
-    return math.fsum(values.tolist())

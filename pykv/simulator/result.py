@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["PERCENTILES", "MissReasons", "Percentiles", "ReplayResult", "TimedReport", "TimeSeries"]
+__all__ = ["PERCENTILES", "MissReasons", "Percentiles", "ReplayResult", "TimeSeries", "TimedReport"]
 
 PERCENTILES = (50, 90, 95, 99)
 
@@ -40,6 +40,13 @@ class MissReasons:
     evicted: int
     not_yet_computed: int
     last: int
+
+    @property
+    def hit_rate(self) -> float:
+        """Found, of all."""
+        return self.hit / max(
+            1, self.hit + self.never_seen + self.evicted + self.not_yet_computed + self.last
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +81,11 @@ class TimedReport:
         output_tokens_per_second: over the whole run.
         computed_tokens: prompt and output, what was computed again included.
         refused: requests that could never fit.
-        mean_running: requests that ran at once, over time.
+        mean_running: requests that ran at once, over the time of all steps.
         max_running: at most.
-        kv_usage: share of the slots that running requests held, over time.
+        kv_usage: share of the slots that running requests held, over the time of all steps.
         waste: of the slots that decodes kept, the share that held no token; weighted by decode step.
-        external_fragmentation: of the free slots, the share outside the longest free piece, over time.
+        external_fragmentation: of the free slots, the share outside the longest free piece, over the time of all steps.
         preemptions: how often a request had to give way.
         preempting_steps: steps in which that happened.
         recomputed_tokens: computed again after it.

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
 import os
-from collections.abc import Callable, Iterator
+import zlib
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 from pykv import _core
 from pykv.errors import ConfigError, TraceError
@@ -26,6 +28,7 @@ FORMS: list[tuple[Callable[[dict[str, Any]], bool], AddRow, int | None]] = [
     (measured.recognises, measured.add_row, None),
 ]
 RECORDING = b"pykv-recording-"
+"""What a recording begins with."""
 KNOWN = "pykv's own, Mooncake's, Azure's, vLLM's benchmarks', a measured run, or a recording"
 
 
@@ -67,33 +70,33 @@ def read_trace(path: str | os.PathLike[str], *, request_rate: float = 1.0, seed:
     """
     if not 0 < request_rate < float("inf"):
         raise ConfigError(f"request_rate is {request_rate}: allowed is a finite number above 0")
-    content = _content(Path(path))
     name = Path(path).name.partition(".")[0]
-    if content.startswith(RECORDING):
-        return _recording(content, str(path), name)
     rows = Rows(str(path))
-    text = _text(content, rows.path)
-    lines = text.splitlines()
-    if not lines:
-        raise TraceError(f"{path}: is empty")
-    if azure.recognises(lines[0]):
-        azure.add_rows(rows, lines)
+    lines = _numbered(Path(path))
+    line, first = next(lines, (Line(str(path), 1), b""))
+    if first.startswith(RECORDING):
+        return _recording(Path(path), name)
+    if first.lstrip().startswith(b"["):
+        return _conversations(rows, _content(Path(path)), name, request_rate, seed)
+    if azure.recognises(header := _text(first, line)):
+        azure.add_rows(rows, itertools.chain([header], (_text(text, line) for line, text in lines)))
         return Trace(name, DEFAULT_BLOCK_SIZE, False, rows.finish(DEFAULT_BLOCK_SIZE))
-    if text.lstrip().startswith("["):
-        return _conversations(rows, text, name, request_rate, seed)
-    first = _parsed(lines[0], Line(rows.path, 1))
-    if runs.recognises(first):
-        return _runs(rows, lines, first)
-    if vllm_bench.recognises_custom(first):
+    if not first:
+        raise TraceError(f"{path}: is empty")
+    row = _parsed(first, line)
+    if runs.recognises(row):
+        return _runs(rows, lines, line, row)
+    lines = itertools.chain([(line, first)], lines)
+    if vllm_bench.recognises_custom(row):
         texts = vllm_bench.Texts(rows, request_rate, seed)
-        _add_lines(rows, lines, 0, lambda _, line, row: texts.add_custom(line, row))
+        _add_lines(rows, lines, lambda _, line, row: texts.add_custom(line, row))
         return Trace(name, vllm_bench.BLOCK_SIZE, True, rows.finish(vllm_bench.BLOCK_SIZE))
     for recognises, add_row, block_size in FORMS:
-        if recognises(first):
-            _add_lines(rows, lines, 0, add_row)
+        if recognises(row):
+            _add_lines(rows, lines, add_row)
             size = block_size or DEFAULT_BLOCK_SIZE
             return Trace(name, size, block_size is not None, rows.finish(size))
-    raise TraceError(f"{path}, line 1: the fields {sorted(first)} are of no known form; known: {KNOWN}")
+    raise line.error(f"the fields {sorted(row)} are of no known form; known: {KNOWN}")
 
 
 def read_lines(path: Path) -> Iterator[tuple[Line, dict[str, Any]]]:
@@ -103,15 +106,32 @@ def read_lines(path: Path) -> Iterator[tuple[Line, dict[str, Any]]]:
         TraceError: a line is something else.
         OSError: the file cannot be read.
     """
-    for place, text in enumerate(_text(_content(path), str(path)).splitlines(), start=1):
-        if text:
-            line = Line(str(path), place)
-            yield line, _parsed(text, line)
+    return ((line, _parsed(text, line)) for line, text in _numbered(path) if text.strip())
 
 
-def _recording(content: bytes, path: str, name: str) -> Trace:
+def _open(path: Path) -> IO[bytes]:
+    with path.open("rb") as file:
+        is_compressed = file.read(2) == b"\x1f\x8b"
+    return cast(IO[bytes], gzip.open(path)) if is_compressed else path.open("rb")
+
+
+def _numbered(path: Path) -> Iterator[tuple[Line, bytes]]:
+    place = 0
     try:
-        native = _core.Trace.from_recording(content)
+        with _open(path) as file:
+            for place, text in enumerate(file, start=1):
+                yield Line(str(path), place), text
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise Line(str(path), place + 1).error(f"cannot be decompressed: {error}") from error
+
+
+def _content(path: Path) -> bytes:
+    return b"".join(text for _, text in _numbered(path))
+
+
+def _recording(path: Path, name: str) -> Trace:
+    try:
+        native = _core.Trace.from_recording(_content(path))
     except TraceError as error:
         raise TraceError(f"{path}: {error}") from None
     if not native.num_requests:
@@ -119,41 +139,29 @@ def _recording(content: bytes, path: str, name: str) -> Trace:
     return Trace(name, native.block_size, True, native)
 
 
-def _content(path: Path) -> bytes:
-    content = path.read_bytes()
-    if content[:2] != b"\x1f\x8b":
-        return content
-    try:
-        return gzip.decompress(content)
-    except (OSError, EOFError, ValueError) as error:
-        raise TraceError(f"{path}: cannot be decompressed: {error}") from error
-
-
-def _text(content: bytes, path: str) -> str:
+def _text(content: bytes, line: Line) -> str:
     try:
         return content.decode()
     except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
-        raise TraceError(
-            f"{path}, line {line}: byte {error.start} is no UTF-8; known forms: {KNOWN}"
-        ) from error
+        raise line.error(f"byte {error.start} is no UTF-8; known forms: {KNOWN}") from error
 
 
-def _runs(rows: Rows, lines: list[str], header: dict[str, Any]) -> Trace:
+def _runs(rows: Rows, lines: Iterable[tuple[Line, bytes]], line: Line, header: dict[str, Any]) -> Trace:
     size = header["block_size"]
     if size is not None and (type(size) is not int or not 1 <= size <= 65_536):
-        message = f"block_size is {str(size)[:60]}: allowed is null or 1 to 65536"
-        raise Line(rows.path, 1).error(message)
-    _add_lines(rows, lines, 1, runs.add_row)
+        raise line.error(f"block_size is {str(size)[:60]}: allowed is null or 1 to 65536")
+    _add_lines(rows, lines, runs.add_row)
     name = str(header.get("name") or Path(rows.path).name)
     return Trace(name, size or DEFAULT_BLOCK_SIZE, size is not None, rows.finish(size or DEFAULT_BLOCK_SIZE))
 
 
-def _conversations(rows: Rows, text: str, name: str, request_rate: float, seed: int) -> Trace:
+def _conversations(rows: Rows, content: bytes, name: str, request_rate: float, seed: int) -> Trace:
     try:
-        conversations = json.loads(text)
+        conversations = json.loads(content)
     except json.JSONDecodeError as error:
         raise Line(rows.path, error.lineno).error(f"is no JSON: {error.msg}") from error
+    except (UnicodeDecodeError, RecursionError) as error:
+        raise TraceError(f"{rows.path}: is no JSON: {error}") from error
     if not vllm_bench.recognises_conversations(conversations):
         raise TraceError(
             f"{rows.path}: a JSON list without conversations is of no known form; known: {KNOWN}"
@@ -162,18 +170,18 @@ def _conversations(rows: Rows, text: str, name: str, request_rate: float, seed: 
     return Trace(name, vllm_bench.BLOCK_SIZE, True, rows.finish(vllm_bench.BLOCK_SIZE))
 
 
-def _add_lines(rows: Rows, lines: list[str], skip: int, add_row: AddRow) -> None:
-    for place, text in enumerate(lines[skip:], start=skip + 1):
-        if text:
-            line = Line(rows.path, place)
+def _add_lines(rows: Rows, lines: Iterable[tuple[Line, bytes]], add_row: AddRow) -> None:
+    for line, text in lines:
+        if text.strip():
             add_row(rows, line, _parsed(text, line))
 
 
-def _parsed(text: str, line: Line) -> dict[str, Any]:
+def _parsed(content: bytes, line: Line) -> dict[str, Any]:
+    text = _text(content, line)
     try:
         row = json.loads(text)
     except (json.JSONDecodeError, RecursionError) as error:
         raise line.error(f"is no JSON: {error}") from error
     if not isinstance(row, dict):
-        raise line.error(f"is {text[:60]}: allowed is a JSON object")
+        raise line.error(f"is {text.strip()[:60]}: allowed is a JSON object")
     return row

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from itertools import chain
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -74,7 +74,8 @@ class Rows:
         self._sessions: list[int] = []
         self._session_numbers: dict[object, int] = {}
         self._num_runs: list[int] = []
-        self._runs: list[Iterable[int]] = []
+        # A trace may have millions of runs: 8 bytes a number, not a Python object.
+        self._starts, self._lengths = array("q"), array("q")
 
     def add(
         self,
@@ -84,7 +85,7 @@ class Rows:
         prompt_tokens: int,
         output_tokens: int,
         session: object = None,
-        runs: Iterable[list[int]] = (),
+        runs: Iterable[Sequence[int]] = (),
     ) -> None:
         """Adds one request.
 
@@ -96,15 +97,20 @@ class Rows:
             session: whatever names its session; None: it has none.
             runs: its prompt's blocks: pairs of a first block's number and how many follow each other from there.
         """
-        runs = list(runs)
+        before = len(self._starts)
+        try:
+            for start, length in runs:
+                self._starts.append(start)
+                self._lengths.append(length)
+        except (OverflowError, TypeError, ValueError):
+            raise line.error("a block's number is none of 64 bits") from None
         self._lines.append(line.number)
         self._arrivals.append(arrival)
         self._prompts.append(prompt_tokens)
         self._outputs.append(output_tokens)
         numbers = self._session_numbers
         self._sessions.append(-1 if session is None else numbers.setdefault(session, len(numbers)))
-        self._num_runs.append(len(runs))
-        self._runs.extend(runs)
+        self._num_runs.append(len(self._starts) - before)
 
     def finish(self, block_size: int) -> _core.Trace:
         """The trace: sorted by arrival, its first request at 0 seconds, its blocks numbered densely.
@@ -120,13 +126,11 @@ class Rows:
         arrivals = np.array(self._arrivals, np.float64)
         order = np.argsort(arrivals, kind="stable")
         num_runs = np.array(self._num_runs, np.int64)
-        try:
-            runs = np.fromiter(chain.from_iterable(self._runs), np.int64).reshape(-1, 2)
-        except (OverflowError, ValueError, TypeError) as error:
-            raise TraceError(f"{self.path}: blocks are not pairs of 64-bit numbers: {error}") from error
+        starts, lengths = _numbers(self._starts), _numbers(self._lengths)
         if (np.diff(order) < 0).any():
-            runs = runs[_gather(num_runs, order)]
-        runs, num_runs = _densely_numbered(runs, num_runs[order])
+            places = _gather(num_runs, order)
+            starts, lengths, num_runs = starts[places], lengths[places], num_runs[order]
+        starts, lengths, num_runs = _densely_numbered(starts, lengths, num_runs)
         try:
             return _core.Trace(
                 block_size=block_size,
@@ -135,12 +139,17 @@ class Rows:
                 output_tokens=np.array(self._outputs, np.int64)[order],
                 sessions=np.array(self._sessions, np.int64)[order],
                 num_runs=num_runs,
-                run_starts=np.ascontiguousarray(runs[:, 0]),
-                run_lengths=np.ascontiguousarray(runs[:, 1]),
+                run_starts=starts,
+                run_lengths=lengths,
             )
         except TraceError as error:
             line = Line(self.path, self._lines[order[error.request or 0]])
             raise line.error(str(error)) from None
+
+
+def _numbers(column: array[int]) -> np.ndarray:
+    """The same memory; an empty column has none that is aligned."""
+    return np.frombuffer(column, np.int64) if column else np.zeros(0, np.int64)
 
 
 def _gather(counts: np.ndarray, order: np.ndarray) -> np.ndarray:
@@ -152,26 +161,28 @@ def _gather(counts: np.ndarray, order: np.ndarray) -> np.ndarray:
 def _ranges(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     """The numbers of all ranges, one range after the other."""
     ends = np.cumsum(lengths)
-    return np.arange(ends[-1] if len(ends) else 0) + np.repeat(starts - (ends - lengths), lengths)
+    numbers: np.ndarray = np.arange(ends[-1] if len(ends) else 0) + np.repeat(
+        starts - (ends - lengths), lengths
+    )
+    return numbers
 
 
-def _densely_numbered(runs: np.ndarray, num_runs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _densely_numbered(
+    starts: np.ndarray, lengths: np.ndarray, num_runs: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Other numbers for the same blocks, where they leave large gaps (as hashes do)."""
-    if not len(runs) or (runs[:, 1] < 1).any():
-        return runs, num_runs
-    num_blocks = int(runs[:, 1].sum())
-    if runs[:, 0].min() >= 0 and (runs[:, 0] + runs[:, 1]).max() <= min(2 * num_blocks + 1024, MAX_SYMBOL):
-        return runs, num_runs
-    _, first, numbers = np.unique(_ranges(runs[:, 0], runs[:, 1]), return_index=True, return_inverse=True)
-    numbers = np.argsort(np.argsort(first))[
-        numbers
-    ]  # by first appearance: so that neighbours stay neighbours
-    per_request = np.add.reduceat(np.append(runs[:, 1], 0), np.cumsum(num_runs) - num_runs)
-    per_request[num_runs == 0] = 0
-    request = np.repeat(np.arange(len(num_runs)), per_request)
-    starts = np.flatnonzero((np.diff(numbers, prepend=-9) != 1) | (np.diff(request, prepend=-1) != 0))
-    lengths = np.diff(starts, append=len(numbers))
-    return np.stack([numbers[starts], lengths], axis=1), np.bincount(request[starts], minlength=len(num_runs))
+    if not len(starts) or lengths.min() < 1 or lengths.max() > MAX_SYMBOL:
+        return starts, lengths, num_runs
+    highest = min(2 * int(lengths.sum()) + 1024, MAX_SYMBOL)
+    if starts.min() >= 0 and starts.max() <= highest:
+        return starts, lengths, num_runs
+    _, first, numbers = np.unique(_ranges(starts, lengths), return_index=True, return_inverse=True)
+    # By first appearance, so that blocks that follow each other get numbers that do.
+    numbers = np.argsort(np.argsort(first))[numbers]
+    request = np.repeat(np.repeat(np.arange(len(num_runs)), num_runs), lengths)
+    begins = np.flatnonzero((np.diff(numbers, prepend=-9) != 1) | (np.diff(request, prepend=-1) != 0))
+    per_request = np.bincount(request[begins], minlength=len(num_runs))
+    return numbers[begins], np.diff(begins, append=len(numbers)), per_request
 
 
 def runs_of(blocks: list[int]) -> Iterator[list[int]]:

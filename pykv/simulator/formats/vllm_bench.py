@@ -91,7 +91,7 @@ class Texts:
         self._now += self._random.exponential(self._mean_gap_seconds)
 
     def _blocks(self, text: str) -> list[int]:
-        """A number for each piece of a text as long as a block, the same for the same piece after the same beginning."""
+        """A number for each piece as long as a block, the same for the same piece after the same beginning."""
         blocks, parent = [], -1
         for start in range(0, max(len(text), 1), BLOCK_SIZE * CHARACTERS_PER_TOKEN):
             key = (parent, text[start : start + BLOCK_SIZE * CHARACTERS_PER_TOKEN])

@@ -86,6 +86,9 @@ impl Trace {
         columns: Columns<'_>,
     ) -> std::result::Result<Self, RefusedRequest> {
         let mut trace = Self::new(block_size).map_err(|error| RefusedRequest { request: 0, error })?;
+        trace.requests.reserve_exact(columns.arrivals.len());
+        trace.first_run.reserve_exact(columns.arrivals.len());
+        trace.runs.reserve_exact(columns.run_starts.len());
         let mut first = 0;
         for place in 0..columns.arrivals.len() {
             let added = columns.request(place).and_then(|(request, num_runs)| {
