@@ -20,7 +20,7 @@ __all__ = ["FitReport", "fit"]
 
 FIRST_GUESS = (2e-2, 1e-4, 1e-4, 1e-7)
 """Seconds: of a step, a sequence, a token, a token of context."""
-FIRST_STEP, LAST_STEP = 0.5, 0.01
+FIRST_STEP, LAST_STEP = 0.5, 0.002
 """Of the search, in the logarithm of each part."""
 SHORTEST_SECONDS = 0.01
 """Times below this count as this: a queue of no time has no relative error."""
@@ -127,18 +127,34 @@ def _model(parts: NDArray[np.float64]) -> CostModel:
 def _search(
     distance: Callable[[NDArray[np.float64]], float], start: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Goes along one axis after the other as long as that helps, then in smaller steps (Hooke and Jeeves, 1961)."""
+    """Tries a step along each axis, goes on in the direction that helped, and takes smaller steps where none does.
+
+    Source: R. Hooke and T. Jeeves, *Direct search*, Journal of the ACM 1961.
+    """
     best, least, step = start, distance(start), FIRST_STEP
     while step > LAST_STEP:
-        improved = False
-        for axis, sign in [(axis, sign) for axis in range(len(start)) for sign in (1, -1)]:
+        tried, found = _explore(distance, best, least, step)
+        while found < least:
+            direction, best, least = tried - best, tried, found
+            beyond = best + direction
+            tried, found = _explore(distance, beyond, distance(beyond), step)
+        step /= 2
+    return best
+
+
+def _explore(
+    distance: Callable[[NDArray[np.float64]], float], start: NDArray[np.float64], least: float, step: float
+) -> tuple[NDArray[np.float64], float]:
+    """The best of some points around a point, and its distance."""
+    best = start
+    for axis in range(len(start)):
+        for sign in (1, -1):
             tried = best.copy()
             tried[axis] += sign * step
             if (found := distance(tried)) < least:
-                best, least, improved = tried, found, True
-        if not improved:
-            step /= 2
-    return best
+                best, least = tried, found
+                break
+    return best, least
 
 
 def _predict(native: _core.Trace, config: SchedulerConfig, model: CostModel) -> _Prediction:
