@@ -41,6 +41,7 @@ from pykv.errors import (
     QueueFullError,
     RecordingError,
     StepError,
+    TraceError,
     UnknownRequestError,
     UnsupportedModelError,
 )
@@ -79,6 +80,10 @@ if _typing.TYPE_CHECKING:
         SchedulerStats,
         StepBuffers,
     )
+    from pykv.simulator.cost import CostModel
+    from pykv.simulator.policy import BlockUse, EvictionPolicy
+    from pykv.simulator.replay import replay
+    from pykv.simulator.result import ReplayResult
 
     __version__: str
 
@@ -90,16 +95,19 @@ __all__ = [
     "BlockCounts",
     "BlockPool",
     "BlockTable",
+    "BlockUse",
     "CapacityError",
     "Client",
     "CodecFormat",
     "Completion",
     "ConfigError",
+    "CostModel",
     "DuplicateRequestError",
     "Engine",
     "EngineConfig",
     "EngineDeadError",
     "EngineStats",
+    "EvictionPolicy",
     "FinishReason",
     "InvalidRequestError",
     "KvFormat",
@@ -116,6 +124,7 @@ __all__ = [
     "PykvError",
     "QueueFullError",
     "RecordingError",
+    "ReplayResult",
     "ReplayedRecording",
     "RequestOutput",
     "RequestSummary",
@@ -127,6 +136,7 @@ __all__ = [
     "StepBuffers",
     "StepError",
     "TokenLogprobs",
+    "TraceError",
     "UnknownRequestError",
     "UnsupportedModelError",
     "Usage",
@@ -135,6 +145,7 @@ __all__ = [
     "paged_attention",
     "plan",
     "register_kv_format",
+    "replay",
     "replay_recording",
     "write_kv",
 ]
@@ -145,12 +156,15 @@ _LAZY = {
     "BlockCounts": ("pykv.blocks", ""),
     "BlockPool": ("pykv.blocks", ""),
     "BlockTable": ("pykv.blocks", ""),
+    "BlockUse": ("pykv.simulator.policy", ""),
     "Client": ("pykv.client", "client"),
     "CodecFormat": ("pykv.kv_format", ""),
     "Completion": ("pykv.engine", ""),
+    "CostModel": ("pykv.simulator.cost", ""),
     "Engine": ("pykv.engine", "models"),
     "EngineConfig": ("pykv.engine", ""),
     "EngineStats": ("pykv.engine", ""),
+    "EvictionPolicy": ("pykv.simulator.policy", ""),
     "FinishReason": ("pykv.scheduler", ""),
     "KvFormat": ("pykv.kv_format", ""),
     "KvLayout": ("pykv.layout", ""),
@@ -162,6 +176,7 @@ _LAZY = {
     "OutputDelta": ("pykv.engine", ""),
     "Plan": ("pykv.scheduler", ""),
     "PrefixCache": ("pykv.blocks", ""),
+    "ReplayResult": ("pykv.simulator.result", ""),
     "ReplayedRecording": ("pykv.recording", ""),
     "RequestOutput": ("pykv.engine", ""),
     "RequestSummary": ("pykv.scheduler", ""),
@@ -178,6 +193,7 @@ _LAZY = {
     "paged_attention": ("pykv.attention", "torch"),
     "plan": ("pykv.planner", ""),
     "register_kv_format": ("pykv.kv_format", ""),
+    "replay": ("pykv.simulator.replay", ""),
     "replay_recording": ("pykv.recording", ""),
     "write_kv": ("pykv.attention", "torch"),
 }

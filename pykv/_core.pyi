@@ -1,3 +1,4 @@
+from collections.abc import Callable
 from typing import Any, TypeAlias, final
 
 from numpy.typing import NDArray
@@ -6,6 +7,7 @@ from typing_extensions import Buffer
 __all__ = [
     "BlockPool",
     "BlockTable",
+    "CacheHits",
     "CpuAttention",
     "Plan",
     "PrefixCache",
@@ -13,6 +15,8 @@ __all__ = [
     "Scheduler",
     "SchedulerStats",
     "StepBuffers",
+    "TimedReplay",
+    "Trace",
     "_panic",
     "max_seq_len",
     "replay_recording",
@@ -316,3 +320,76 @@ def max_seq_len(
     max_chunk_tokens: int,
     max_model_len: int,
 ) -> int: ...
+
+@final
+class CacheHits:
+    """What a cache has found of what was asked for."""
+
+    @property
+    def blocks(self) -> int: ...
+    @property
+    def tokens(self) -> int: ...
+    @property
+    def queried_blocks(self) -> int: ...
+    @property
+    def queried_tokens(self) -> int: ...
+    @property
+    def evictions(self) -> int: ...
+
+@final
+class TimedReplay:
+    """A timed replay that has ended: numbers, and columns by request and by point in time."""
+
+    def totals(self) -> list[tuple[str, float]]:
+        """The totals by name."""
+    def request_column(self, name: str) -> list[float]:
+        """A column of the requests by name, in the order of the trace."""
+    def point_column(self, name: str) -> list[float]:
+        """A column of the points in time by name."""
+
+@final
+class Trace:
+    """A trace that was checked."""
+
+    def __new__(
+        cls,
+        *,
+        block_size: int,
+        arrivals: _Array,
+        prompt_tokens: _Array,
+        output_tokens: _Array,
+        sessions: _Array,
+        num_runs: _Array,
+        run_starts: _Array,
+        run_lengths: _Array,
+    ) -> Trace: ...
+    @staticmethod
+    def from_recording(bytes: bytes) -> Trace:
+        """The trace of a recording."""
+    @property
+    def num_requests(self) -> int: ...
+    @property
+    def block_size(self) -> int: ...
+    @property
+    def num_prompt_tokens(self) -> int: ...
+    @property
+    def longest_request(self) -> int: ...
+    def with_block_size(self, block_size: int) -> Trace:
+        """The same trace in blocks of another size."""
+    def replay_timed(
+        self,
+        config: object,
+        cost: object,
+        *,
+        allocator: str,
+        knows_outputs: bool,
+        speed: float,
+        concurrency: int | None,
+    ) -> TimedReplay:
+        """A replay in virtual time."""
+    def replay_serial(self, num_blocks: int, policy: str) -> CacheHits:
+        """Serial replay under a policy of this package."""
+    def replay_ranked(self, num_blocks: int, rank: Callable[[int, bytes, int], NDArray[Any]]) -> CacheHits:
+        """Serial replay that asks `rank(request, blocks, found)` for the ranks of each use."""
+    def replay_infinite(self) -> CacheHits:
+        """Serial replay on a cache that forgets nothing."""

@@ -16,6 +16,7 @@ __all__ = [
     "QueueFullError",
     "RecordingError",
     "StepError",
+    "TraceError",
     "UnknownRequestError",
     "UnsupportedModelError",
 ]
@@ -71,6 +72,18 @@ class OutOfBlocksError(PykvError, MemoryError):
 
 class RecordingError(PykvError, ValueError):
     """A recording cannot be made or replayed: it is malformed, or a call decides otherwise than it did."""
+
+
+class TraceError(PykvError, ValueError):
+    """A file of request traces or measurements cannot be read; the message names the file, the line and the field.
+
+    Attributes:
+        request: which request is refused, counted from 0; None: the fault is not in a request.
+    """
+
+    def __init__(self, message: str, request: int | None = None) -> None:
+        super().__init__(message)
+        self.request = request
 
 
 class StepError(PykvError, RuntimeError):

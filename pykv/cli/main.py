@@ -37,6 +37,8 @@ COMMANDS = {
         "pykv.cli.eval_cache", "models", "measures what each format of the cache costs in quality"
     ),
     "plan": Command("pykv.cli.plan", "", "how many requests fit a model on some memory"),
+    "fit": Command("pykv.cli.fit", "", "fits the cost model of a replay to a measured run"),
+    "replay": Command("pykv.cli.replay", "", "replays a trace of requests on the cache and the scheduler"),
     "serve": Command("pykv.service.main", "serve", "serves a model; the same as pykv-serve"),
 }
 

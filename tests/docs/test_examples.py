@@ -13,6 +13,7 @@ SHOWN = {
     "client.py": "The capital of France is Paris.",
     "core_alone.py": "96 of them from the cache",
     "hf_model.py": "The capital of France is Paris.",
+    "make_traces.py": "378 requests of 40 sessions",
     "own_engine.py": "8 outputs, the same tokens with both attentions",
 }
 TALKS_TO_A_DAEMON = {"client.py"}

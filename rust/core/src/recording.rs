@@ -13,7 +13,7 @@ mod writer;
 
 use xxhash_rust::xxh3::Xxh3;
 
-pub use reader::{ReplayError, Replayed, replay};
+pub use reader::{RecordedRequest, ReplayError, Replayed, recorded_requests, replay};
 use writer::Writer;
 
 use crate::error::Result;

@@ -78,6 +78,9 @@ pub struct BlockSize {
 const NONE: u32 = u32::MAX;
 
 impl BlockSize {
+    /// Blocks of one token.
+    pub(crate) const ONE: Self = Self { tokens: 1, shift: 0 };
+
     /// A block of this many tokens.
     ///
     /// # Errors

@@ -12,6 +12,7 @@ import_exception!(pykv.errors, PoisonedError);
 import_exception!(pykv.errors, QueueFullError);
 import_exception!(pykv.errors, RecordingError);
 import_exception!(pykv.errors, StepError);
+import_exception!(pykv.errors, TraceError);
 import_exception!(pykv.errors, UnknownRequestError);
 
 /// The exception for a core error.

@@ -5,6 +5,7 @@ mod blocks;
 mod convert;
 mod errors;
 mod guard;
+mod replay;
 mod scheduler;
 mod step_buffers;
 
@@ -14,5 +15,6 @@ use pyo3::prelude::*;
 fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     attention::register(module)?;
     blocks::register(module)?;
+    replay::register(module)?;
     scheduler::register(module)
 }

@@ -110,13 +110,29 @@ impl PrefixCache {
 
     /// A cache over a pool that nobody else publishes in.
     pub fn with_groups(pool: BlockPool, groups: &[LayerGroup], options: HashOptions) -> Self {
+        let key_size = pool.block_size();
+        Self::with_key_size(pool, groups, key_size, options)
+    }
+
+    /// As [`with_groups`](Self::with_groups), for symbolic blocks: a block's first token stands for all its tokens, and
+    /// only that one is looked at. For whoever knows what is equal without having the tokens, as a replay of a trace does.
+    pub fn symbolic(pool: BlockPool, groups: &[LayerGroup], options: HashOptions) -> Self {
+        Self::with_key_size(pool, groups, BlockSize::ONE, options)
+    }
+
+    fn with_key_size(
+        pool: BlockPool,
+        groups: &[LayerGroup],
+        key_size: BlockSize,
+        options: HashOptions,
+    ) -> Self {
         let num_blocks = pool.num_blocks();
         Self {
             groups: groups.into(),
             pins_back: pins_back(groups, pool.block_size()),
             windows: (0..groups.len()).filter(|&group| !groups[group].is_full()).collect(),
             keeps_all: groups.iter().any(|group| group.is_full()),
-            tree: Tree::new(num_blocks, groups.len(), pool.block_size(), options.seed, options.mask),
+            tree: Tree::new(num_blocks, groups.len(), key_size, options.seed, options.mask),
             node_of: vec![NodeId::ROOT; num_blocks],
             order: EvictionOrder::new(num_blocks),
             scopes: Scopes::default(),

@@ -46,7 +46,8 @@ const VACANT: u32 = u32::MAX;
 /// The published blocks, as a tree of token runs.
 #[derive(Debug)]
 pub(crate) struct Tree {
-    block_size: BlockSize,
+    /// Tokens of a block that are hashed, kept and compared: all, or those that stand for it.
+    key_size: BlockSize,
     num_groups: usize,
     max_nodes: usize,
     children: HashTable<NodeId>,
@@ -69,20 +70,20 @@ impl Tree {
     pub(crate) fn new(
         num_blocks: usize,
         num_groups: usize,
-        block_size: BlockSize,
+        key_size: BlockSize,
         seed: u64,
         hash_mask: u64,
     ) -> Self {
         let root = Node { hash: 0, parent: NodeId::ROOT, scope: ScopeId::default(), num_children: 0 };
         let expected = num_blocks.div_ceil(num_groups);
         let mut tree = Self {
-            block_size,
+            key_size,
             num_groups,
             max_nodes: num_blocks.saturating_mul(NODES_PER_BLOCK).min(VACANT as usize - 1),
             children: touched(expected),
             nodes: Vec::with_capacity(expected + 1),
             blocks: Vec::with_capacity((expected + 1) * num_groups),
-            tokens: Vec::with_capacity((expected + 1) * block_size.tokens()),
+            tokens: Vec::with_capacity((expected + 1) * key_size.tokens()),
             vacant: Vec::new(),
             seed,
             hash_mask,
@@ -132,8 +133,9 @@ impl Tree {
             }
             None => self.grow(node),
         };
-        let start = id.index() * self.block_size.tokens();
-        self.tokens[start..start + key.tokens.len()].copy_from_slice(key.tokens);
+        let start = id.index() * self.key_size.tokens();
+        let content = self.content(key);
+        self.tokens[start..start + content.len()].copy_from_slice(content);
         self.nodes[key.parent.index()].num_children += 1;
         let nodes = &self.nodes;
         self.children.insert_unique(spread(hash), id, |node| spread(nodes[node.index()].hash));
@@ -161,21 +163,25 @@ impl Tree {
         let id = NodeId(self.nodes.len() as u32);
         self.nodes.push(node);
         self.blocks.resize(self.nodes.len() * self.num_groups, BlockId::NULL);
-        self.tokens.resize(self.nodes.len() * self.block_size.tokens(), 0);
+        self.tokens.resize(self.nodes.len() * self.key_size.tokens(), 0);
         id
     }
 
     fn matches(&self, id: NodeId, key: Key<'_>) -> bool {
-        let (node, start) = (&self.nodes[id.index()], id.index() * self.block_size.tokens());
+        let (node, start) = (&self.nodes[id.index()], id.index() * self.key_size.tokens());
         node.parent == key.parent
             && node.scope == key.scope
-            && self.tokens[start..start + self.block_size.tokens()] == *key.tokens
+            && self.tokens[start..start + self.key_size.tokens()] == *self.content(key)
+    }
+
+    fn content<'a>(&self, key: Key<'a>) -> &'a [TokenId] {
+        &key.tokens[..self.key_size.tokens()]
     }
 
     fn hash(&self, key: Key<'_>) -> u32 {
         let place = (u64::from(key.parent.0) << 32) | u64::from(key.scope.get());
         let seed = self.seed ^ place.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        let hash = xxh3_64_with_seed(bytemuck::cast_slice(key.tokens), seed) & self.hash_mask;
+        let hash = xxh3_64_with_seed(bytemuck::cast_slice(self.content(key)), seed) & self.hash_mask;
         (hash ^ (hash >> 32)) as u32
     }
 }

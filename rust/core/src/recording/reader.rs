@@ -5,9 +5,10 @@ use crate::error::Error;
 use crate::groups::LayerGroup;
 use crate::policy::preemption::Costs;
 use crate::scheduler::{
-    FinishReason, Outcome, OwnedArrays, Proposal, Sampled, SchedulerConfig, Submission, TableSync,
+    FinishReason, Outcome, OwnedArrays, Proposal, RequestSummary, Sampled, SchedulerConfig, Submission,
+    TableSync,
 };
-use crate::units::RequestId;
+use crate::units::{RequestId, TokenId};
 
 /// Memory that a replay may take: far more than any real scheduler's, and less than would take a machine down.
 const MAX_REPLAY_BYTES: u128 = 4 << 30;
@@ -53,11 +54,42 @@ pub enum ReplayError {
     },
 }
 
+/// A request that was submitted while a scheduler was recorded.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RecordedRequest {
+    /// The time of the next plan, in seconds.
+    pub arrival: f64,
+    /// The prompt's tokens.
+    pub prompt: Vec<TokenId>,
+    /// What it could share within.
+    pub scope: Vec<u8>,
+    /// Who paid for it.
+    pub tenant: Vec<u8>,
+    /// Tokens that were sampled before it ended, or before the recording did.
+    pub output_tokens: usize,
+}
+
 /// Makes the calls of a recording again and compares every decision.
 ///
 /// # Errors
 /// [`ReplayError`] with the first place that does not fit.
 pub fn replay(bytes: &[u8]) -> Result<Replayed, ReplayError> {
+    run(bytes).map(|(_, done, _)| done)
+}
+
+/// The requests of a recording, by the order in which they were submitted, and its tokens a block. Refused ones and
+/// those that no plan came after are left out. The calls are made again, since a recording does not keep what ended.
+///
+/// # Errors
+/// Those of [`replay`].
+pub fn recorded_requests(bytes: &[u8]) -> Result<(usize, Vec<RecordedRequest>), ReplayError> {
+    run(bytes).map(|(block_size, _, mut requests)| {
+        requests.retain(|request| !request.arrival.is_nan());
+        (block_size, requests)
+    })
+}
+
+fn run(bytes: &[u8]) -> Result<(usize, Replayed, Vec<RecordedRequest>), ReplayError> {
     let mut reader = Reader { bytes, offset: 0 };
     let config = reader.config()?;
     config.validate().map_err(ReplayError::Options)?;
@@ -66,7 +98,13 @@ pub fn replay(bytes: &[u8]) -> Result<Replayed, ReplayError> {
         return Err(ReplayError::TooLarge { bytes: needed, limit });
     }
     let scheduler = RecordedScheduler::new(config.clone()).map_err(ReplayError::Options)?;
-    let mut replay = Replay { arrays: OwnedArrays::new(&config), sync: TableSync::default(), scheduler };
+    let mut replay = Replay {
+        arrays: OwnedArrays::new(&config),
+        sync: TableSync::default(),
+        scheduler,
+        requests: Vec::new(),
+        num_planned: 0,
+    };
     let mut done = Replayed::default();
     while reader.offset < bytes.len() {
         let verb = reader.verb()?;
@@ -77,13 +115,17 @@ pub fn replay(bytes: &[u8]) -> Result<Replayed, ReplayError> {
         done.num_calls += 1;
         done.num_plans += u64::from(verb == Verb::Plan);
     }
-    Ok(done)
+    Ok((config.block_size, done, replay.requests))
 }
 
 struct Replay {
     scheduler: RecordedScheduler,
     arrays: OwnedArrays,
     sync: TableSync,
+    /// By their number.
+    requests: Vec<RecordedRequest>,
+    /// Those of them that a plan has seen.
+    num_planned: usize,
 }
 
 impl Replay {
@@ -94,6 +136,8 @@ impl Replay {
             Verb::Abort => u64::from(self.scheduler.abort(RequestId::new(reader.number()?))),
             Verb::Plan => {
                 let now = reader.real()?;
+                self.requests[self.num_planned..].iter_mut().for_each(|request| request.arrival = now);
+                self.num_planned = self.requests.len();
                 let arrays = self.arrays.borrow();
                 let result = self.scheduler.plan(&arrays, &mut self.sync, now);
                 plan_digest(&result, &arrays, self.scheduler.scheduler().config())
@@ -101,7 +145,11 @@ impl Replay {
             Verb::Propose => self.propose(reader)?,
             Verb::Apply => self.apply(reader)?,
             Verb::Discard => digest_of(&self.scheduler.discard(reader.number()?)),
-            Verb::TakeEnded => digest_of(&self.scheduler.take_ended()),
+            Verb::TakeEnded => {
+                let ended = self.scheduler.take_ended();
+                self.note(&ended);
+                digest_of(&ended)
+            }
             Verb::ResetPrefixCache => {
                 self.scheduler.reset_prefix_cache();
                 0
@@ -124,9 +172,8 @@ impl Replay {
         let priority = reader.number()? as u32 as i32;
         let has_deadline = reader.number()? != 0;
         let deadline = Some(reader.real()?).filter(|_| has_deadline);
-        let prompt = &prompt;
-        Ok(digest_of(&self.scheduler.submit(Submission {
-            prompt,
+        let result = self.scheduler.submit(Submission {
+            prompt: &prompt,
             max_tokens,
             num_samples,
             scope,
@@ -134,7 +181,26 @@ impl Replay {
             tenant,
             priority,
             deadline,
-        })))
+        });
+        let digest = digest_of(&result);
+        if result.is_ok() {
+            let (scope, tenant) = (scope.to_vec(), tenant.to_vec());
+            self.requests.push(RecordedRequest {
+                arrival: f64::NAN,
+                prompt,
+                scope,
+                tenant,
+                output_tokens: 0,
+            });
+        }
+        Ok(digest)
+    }
+
+    /// Requests are numbered in the order in which they were taken.
+    fn note(&mut self, ended: &[RequestSummary]) {
+        for summary in ended {
+            self.requests[summary.request.get() as usize].output_tokens = summary.output_tokens;
+        }
     }
 
     fn propose(&mut self, reader: &mut Reader<'_>) -> Result<u64, ReplayError> {
@@ -157,6 +223,7 @@ impl Replay {
         let sampled = Sampled { tokens: &tokens, outcomes: &outcomes, failed_rows: &failed_rows, accepted };
         let result =
             self.scheduler.apply(plan, sampled, |_, reason: FinishReason| reasons.update(&[reason as u8]));
+        self.note(result.as_deref().unwrap_or_default());
         Ok(reasons.digest() ^ digest_of(&result))
     }
 }

@@ -42,14 +42,21 @@ impl Scheduler {
     /// # Errors
     /// [`Error::StepInFlight`], [`Error::ArrayLength`], [`Error::InvalidRequest`]; nothing was changed.
     pub fn plan(&mut self, arrays: &StepArrays<'_>, sync: &mut TableSync, now: f64) -> Result<Option<Plan>> {
+        arrays.check(&self.config)?;
+        self.plan_into(now, |scheduler, step| {
+            sync.claim(&scheduler.identity, scheduler.config.groups.len() * scheduler.config.max_num_seqs);
+            scheduler.write(step, arrays, sync);
+        })
+    }
+
+    /// Decides the next step and hands it to `write`, which sees the scheduler as it is then.
+    pub(super) fn plan_into(&mut self, now: f64, write: impl FnOnce(&Self, &Step)) -> Result<Option<Plan>> {
         if self.in_flight {
             return Err(Error::StepInFlight { plan: self.step.id });
         }
         if !(0.0..f64::INFINITY).contains(&now) {
             return Err(Error::request("now", now, "a finite number of seconds, at least 0"));
         }
-        arrays.check(&self.config)?;
-        sync.claim(&self.identity, self.config.groups.len() * self.config.max_num_seqs);
         self.now = self.now.max(now);
         self.expire();
         let mut step = std::mem::take(&mut self.step);
@@ -61,7 +68,7 @@ impl Scheduler {
             self.admit_waiting(&mut step)?;
         }
         self.add_drafts(&mut step);
-        self.write(&step, arrays, sync);
+        write(self, &step);
         let plan = step.plan();
         self.step = step;
         if plan.num_batch_rows == 0 {

@@ -1,0 +1,73 @@
+"""The command `pykv fit`: a cost model for `pykv replay` out of a measured run."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+
+from pykv.errors import ConfigError
+from pykv.simulator.fit import FitReport, fit
+from pykv.simulator.measured_run import read_measured_run
+
+__all__ = ["main"]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Fits a model to one run.
+
+    Returns:
+        0.
+
+    Raises:
+        PykvError: an option, or a file, is not allowed.
+    """
+    options = _parser().parse_args(arguments)
+    try:
+        report = fit(read_measured_run(options.run), num_blocks=options.num_blocks)
+        if options.output:
+            about = {name: value for name, value in report.to_json().items() if name != "cost_model"}
+            report.cost_model.save(options.output, **about)
+    except OSError as error:
+        raise ConfigError(f"{error.filename}: {error.strerror}") from error
+    print(json.dumps(report.to_json()) if options.json else _text(report))
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="pykv fit",
+        description="Fits a cost model to half of a measured run's requests; the errors are those of the others.",
+        epilog="pykv replay TRACE --cost FILE replays under the model.",
+    )
+    parser.add_argument(
+        "run",
+        metavar="RUN",
+        help="NAME.requests.jsonl or .jsonl.gz; NAME.meta.json and NAME.timeseries.csv beside it are read too",
+    )
+    parser.add_argument("--output", "-o", metavar="FILE", help="where the model is written, as JSON")
+    parser.add_argument(
+        "--num-blocks", type=int, metavar="N", help="usable blocks, where NAME.meta.json does not say"
+    )
+    parser.add_argument("--json", action="store_true", help="prints the model and its errors as JSON")
+    return parser
+
+
+def _text(report: FitReport) -> str:
+    model = report.cost_model
+    lines = [
+        f"a step takes {1e3 * model.fixed:.3g} ms, {1e6 * model.per_sequence:.3g} µs a sequence, "
+        f"{1e6 * model.per_token:.3g} µs a token, {1e6 * model.per_context_token:.3g} µs a token of context",
+        f"latency   {report.latency_median_error:+.1%} off in the median; of each request "
+        f"{report.request_error_p50:.1%} (p50), {report.request_error_p90:.1%} (p90)",
+        f"TTFT      {report.ttft_median_error:+.1%} off in the median",
+        f"TPOT      {report.tpot_median_error:+.1%} off in the median",
+        f"duration  {report.duration_error:+.1%} off",
+        "KV use    not measured"
+        if report.kv_usage_error is None
+        else f"KV use    {report.kv_usage_error:.1%} of the pool off on average",
+    ]
+    if report.worst_distance is not None:
+        what = "running requests" if report.kv_usage_error is None else "the pool"
+        lines.append(f"worst     {report.worst_distance:.0%} of {what} off at {report.worst_seconds:.0f} s")
+    return "\n".join(lines)

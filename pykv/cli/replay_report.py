@@ -1,0 +1,79 @@
+"""What `pykv replay` prints for people."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pykv.simulator.result import ReplayResult, TimedReport
+from pykv.simulator.sweep import SweepPoint
+
+__all__ = ["report", "table"]
+
+
+def table(points: Sequence[SweepPoint]) -> str:
+    """A line for each replay of a sweep, below a line of headings."""
+    columns = {name: [_shown(point.options[name]) for point in points] for name in points[0].options}
+    if any(point.result.hit_rate_infinite > 0 for point in points):
+        columns |= {"hit rate": [f"{point.result.hit_rate_blocks:.3f}" for point in points]}
+        columns |= {"best": [f"{point.result.hit_rate_opt:.3f}" for point in points]}
+    timed = [point.result.timed for point in points]
+    if reports := [report for report in timed if report is not None]:
+        columns |= {
+            "TTFT p50 s": [f"{report.ttft.p50:.3f}" for report in reports],
+            "TTFT p99 s": [f"{report.ttft.p99:.3f}" for report in reports],
+            "TPOT p50 s": [f"{report.tpot.p50:.4f}" for report in reports],
+            "tokens/s": [f"{report.output_tokens_per_second:.0f}" for report in reports],
+            "at once": [f"{report.mean_running:.1f}" for report in reports],
+            "waste": [f"{report.waste:.3f}" for report in reports],
+            "preemptions": [str(report.preemptions) for report in reports],
+        }
+    widths = {name: max(len(name), *map(len, values)) for name, values in columns.items()}
+    rows = [list(columns), *map(list, zip(*columns.values(), strict=True))]
+    aligned = ([cell.rjust(width) for cell, width in zip(row, widths.values(), strict=True)] for row in rows)
+    return "\n".join("  ".join(row) for row in aligned)
+
+
+def _shown(value: object) -> str:
+    return str(value) if isinstance(value, str | int | float) else type(value).__name__
+
+
+def report(result: ReplayResult) -> str:
+    """What one replay found, a line for each kind of number."""
+    lines = [
+        f"{result.trace}: {result.num_requests:,} requests, {result.num_blocks:,} blocks of {result.block_size} "
+        f"tokens, {result.allocator}, {result.policy}",
+        f"hit rate        {result.hit_rate_blocks:.3f} of blocks, {result.hit_rate_tokens:.3f} of tokens",
+        f"bounds          {result.hit_rate_opt:.3f} the best choice of victims, {result.hit_rate_infinite:.3f} "
+        "a cache that forgets nothing",
+    ]
+    if result.evictions is not None:
+        lines.append(f"evictions       {result.evictions:,}")
+    if result.timed is not None:
+        lines += _times(result.timed)
+    return "\n".join(lines)
+
+
+def _times(report: TimedReport) -> list[str]:
+    misses = report.misses
+    lines = [
+        f"blocks          {misses.hit:,} found, {misses.never_seen:,} never seen, {misses.evicted:,} evicted, "
+        f"{misses.not_yet_computed:,} not yet computed, {misses.last:,} last of a prompt",
+        f"time            {report.seconds:,.1f} s, {report.steps:,} steps, {report.refused:,} requests refused",
+        f"throughput      {report.output_tokens_per_second:,.0f} output tokens/s; {report.computed_tokens:,} computed",
+    ]
+    for name, of in (
+        ("TTFT", report.ttft),
+        ("TPOT", report.tpot),
+        ("queue", report.queue),
+        ("latency", report.latency),
+    ):
+        lines.append(f"{name:<15} {of.p50:.4f} s p50, {of.p90:.4f} p90, {of.p95:.4f} p95, {of.p99:.4f} p99")
+    lines += [
+        f"at once         {report.mean_running:.1f} requests on average, {report.max_running} at most",
+        f"memory          {100 * report.kv_usage:.1f} % in use, {100 * report.waste:.1f} % of what decodes keep is "
+        f"empty, {100 * report.external_fragmentation:.1f} % of what is free is in too short pieces",
+        f"preemptions     {report.preemptions:,} in {report.preempting_steps:,} steps: "
+        f"{report.recomputed_tokens:,} tokens computed again, {report.swapped_blocks:,} blocks swapped, "
+        f"{report.stalled_seconds:,.1f} s stalled",
+    ]
+    return lines

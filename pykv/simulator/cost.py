@@ -1,0 +1,196 @@
+"""How long a step takes: a cost model, made by hand, from a device's roofline, or from a file that `pykv fit` wrote."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from pykv.errors import ConfigError
+
+__all__ = ["DEVICES", "CostModel", "Device"]
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """What an accelerator's data sheet says.
+
+    Attributes:
+        flops: of dense matrix products in 16 bit, a second.
+        bytes_per_second: read from its memory.
+    """
+
+    flops: float
+    bytes_per_second: float
+
+
+DEVICES = {
+    "a100": Device(312e12, 2.039e12),
+    "b200": Device(2250e12, 8.0e12),
+    "h100": Device(989e12, 3.35e12),
+    "h200": Device(989e12, 4.8e12),
+    "l4": Device(121e12, 0.3e12),
+    "l40s": Device(362e12, 0.864e12),
+    "mi300x": Device(1307e12, 5.3e12),
+    "rtx4090": Device(165e12, 1.008e12),
+}
+"""By name; 80 GB, SXM or OAM forms where there are several. Source: the makers' data sheets."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostModel:
+    """Seconds of a step: `fixed + sequences + swaps + (compute and memory)`.
+
+    Attributes:
+        fixed: of every step.
+        per_sequence: of each sequence in the batch.
+        per_token: compute, of each token.
+        per_pair: compute, of each (token, token that it attends to).
+        weights: memory, of reading the weights.
+        per_context_token: memory, of each token whose keys and values are read.
+        per_swapped_block: of each block that is copied to or from the host.
+        overlaps: whether the larger of compute and memory counts, as in a roofline, or their sum.
+    """
+
+    fixed: float = 0.0
+    per_sequence: float = 0.0
+    per_token: float = 0.0
+    per_pair: float = 0.0
+    weights: float = 0.0
+    per_context_token: float = 0.0
+    per_swapped_block: float = 0.0
+    overlaps: bool = False
+
+    def __post_init__(self) -> None:
+        if type(self.overlaps) is not bool:
+            raise ConfigError(f"overlaps is {self.overlaps!r}: allowed are true and false")
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.name == "overlaps":
+                continue
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 3600:
+                raise ConfigError(f"{field.name} is {value!r}: allowed are seconds from 0 to 3600")
+            object.__setattr__(self, field.name, float(value))
+
+    @classmethod
+    def roofline(
+        cls,
+        device: str | Device,
+        *,
+        num_parameters: float,
+        kv_bytes_per_token: float,
+        bytes_per_parameter: float = 2.0,
+        efficiency: float = 0.7,
+    ) -> CostModel:
+        """The model of a device of which compute and memory reach a share of what the data sheet says.
+
+        Args:
+            device: a name of `DEVICES`, or numbers.
+            num_parameters: of the model, those of them that a token uses.
+            kv_bytes_per_token: `KvLayout.bytes_per_token`.
+            bytes_per_parameter: 2 for 16 bit.
+            efficiency: the share, above 0 and at most 1.
+
+        Raises:
+            ConfigError: a value is not allowed.
+        """
+        if isinstance(device, str):
+            if device not in DEVICES:
+                raise ConfigError(f"device is {device!r}: allowed are {', '.join(DEVICES)}")
+            device = DEVICES[device]
+        _check("num_parameters", num_parameters, 1e15)
+        _check("kv_bytes_per_token", kv_bytes_per_token, 1e12)
+        _check("bytes_per_parameter", bytes_per_parameter, 64)
+        _check("efficiency", efficiency, 1)
+        flops, bandwidth = device.flops * efficiency, device.bytes_per_second * efficiency
+        return cls(
+            fixed=5e-4,
+            per_token=2 * num_parameters / flops,
+            weights=num_parameters * bytes_per_parameter / bandwidth,
+            per_context_token=kv_bytes_per_token / bandwidth,
+            overlaps=True,
+        )
+
+    @classmethod
+    def parse(cls, text: str) -> CostModel:
+        """The model that a text names.
+
+        Args:
+            text: `constant:SECONDS`; `linear:FIELD=SECONDS,...`; `roofline:DEVICE,parameters=N,kv_bytes=N,...` (and
+                `efficiency=`, `bytes_per_parameter=`); or the path of a JSON file.
+
+        Raises:
+            ConfigError: the text is none of these.
+        """
+        kind, separator, rest = text.partition(":")
+        if separator and kind == "constant":
+            return cls(fixed=_number("constant", rest))
+        if separator and kind == "linear":
+            values: dict[str, Any] = dict(_assignments(rest))
+            _only(values, {field.name for field in fields(cls)} - {"overlaps"})
+            return replace(cls(), **values)
+        if separator and kind == "roofline":
+            device, _, rest = rest.partition(",")
+            values = {"parameters": 8.03e9, "kv_bytes": 131_072.0, **_assignments(rest)}
+            _only(values, {"parameters", "kv_bytes", "efficiency", "bytes_per_parameter"})
+            num_parameters, kv_bytes = values.pop("parameters"), values.pop("kv_bytes")
+            return cls.roofline(device, num_parameters=num_parameters, kv_bytes_per_token=kv_bytes, **values)
+        if Path(text).is_file():
+            return cls.load(text)
+        raise ConfigError(
+            f"cost is {text!r}: allowed are constant:SECONDS, linear:FIELD=SECONDS,..., roofline:DEVICE,..., or the "
+            "path of a JSON file"
+        )
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> CostModel:
+        """Reads a file that `save` or `pykv fit` wrote.
+
+        Raises:
+            ConfigError: it is no such file.
+            OSError: it cannot be read.
+        """
+        try:
+            content = json.loads(Path(path).read_text())
+            values = content["cost_model"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise ConfigError(f"{path} is no cost model: {error!r}") from error
+        _only(values, {field.name for field in fields(cls)})
+        return cls(**values)
+
+    def save(self, path: str | os.PathLike[str], **about: Any) -> None:
+        """Writes a JSON file.
+
+        Args:
+            path: of the file.
+            about: what else to write beside the model.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        Path(path).write_text(json.dumps({"cost_model": asdict(self), **about}, indent=2) + "\n")
+
+
+def _assignments(text: str) -> dict[str, float]:
+    parts = [part.partition("=") for part in text.split(",") if part]
+    return {name.strip(): _number(name, value) for name, _, value in parts}
+
+
+def _number(name: str, text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ConfigError(f"{name} is {text!r}: allowed is a number") from None
+
+
+def _only(values: object, known: set[str]) -> None:
+    if not isinstance(values, dict) or (unknown := sorted(set(values) - known)):
+        found = unknown if isinstance(values, dict) else values
+        raise ConfigError(f"cost model: {found} is unknown; known are {', '.join(sorted(known))}")
+
+
+def _check(name: str, value: float, most: float) -> None:
+    if not 0 < value <= most:
+        raise ConfigError(f"{name} is {value}: allowed is above 0 and at most {most:g}")

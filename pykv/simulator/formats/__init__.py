@@ -1,0 +1,1 @@
+"""Files of request traces, in the forms that are public."""

@@ -1,0 +1,274 @@
+//! `pykv._core.Trace` and what is replayed of it.
+
+use pykv_core::policy::order::QueueOrder;
+use pykv_core::policy::preemption::PreemptionMode;
+use pykv_core::scheduler::AdmissionPolicy;
+use pykv_core::{Result as CoreResult, SchedulerConfig};
+use pykv_replay::recorded::trace_of_recording;
+use pykv_replay::serial::{self, Hits, Policy, Ranking, Use};
+use pykv_replay::timed::{self, Allocator, Arrivals, Outcome, Point, Served};
+use pykv_replay::trace::Columns;
+use pyo3::buffer::PyBuffer;
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+
+use crate::errors::{TraceError, exception};
+
+/// A trace that was checked.
+#[pyclass(frozen, module = "pykv._core")]
+struct Trace {
+    core: pykv_replay::Trace,
+}
+
+/// What a cache has found of what was asked for.
+#[pyclass(frozen, get_all, module = "pykv._core")]
+struct CacheHits {
+    blocks: u64,
+    tokens: u64,
+    queried_blocks: u64,
+    queried_tokens: u64,
+    evictions: u64,
+}
+
+impl From<Hits> for CacheHits {
+    fn from(hits: Hits) -> Self {
+        let Hits { blocks, tokens, queried_blocks, queried_tokens, evictions } = hits;
+        Self { blocks, tokens, queried_blocks, queried_tokens, evictions }
+    }
+}
+
+/// The options of `pykv.SchedulerConfig`, by name.
+#[derive(FromPyObject)]
+struct Options {
+    num_blocks: usize,
+    num_host_blocks: usize,
+    preemption: String,
+    block_size: usize,
+    max_num_seqs: usize,
+    max_num_batched_tokens: usize,
+    max_chunk_tokens: Option<usize>,
+    max_model_len: usize,
+    watermark: f64,
+    admission: String,
+    queue_order: String,
+    max_passes: usize,
+    preempt_lower_ranks: bool,
+    enable_prefix_caching: bool,
+    max_queued_requests: usize,
+    max_queued_tokens: Option<usize>,
+}
+
+impl Options {
+    fn config(self) -> CoreResult<SchedulerConfig> {
+        Ok(SchedulerConfig {
+            num_blocks: self.num_blocks,
+            num_host_blocks: self.num_host_blocks,
+            preemption: PreemptionMode::from_name(&self.preemption)?,
+            block_size: self.block_size,
+            max_num_seqs: self.max_num_seqs,
+            max_num_batched_tokens: self.max_num_batched_tokens,
+            max_chunk_tokens: self.max_chunk_tokens.unwrap_or(usize::MAX),
+            max_model_len: self.max_model_len,
+            watermark: self.watermark,
+            admission: AdmissionPolicy::from_name(&self.admission)?,
+            queue_order: QueueOrder::from_name(&self.queue_order)?,
+            max_passes: self.max_passes,
+            preempt_lower_ranks: self.preempt_lower_ranks,
+            enable_prefix_caching: self.enable_prefix_caching,
+            max_queued_requests: self.max_queued_requests,
+            max_queued_tokens: self.max_queued_tokens.unwrap_or(usize::MAX),
+            ..SchedulerConfig::default()
+        })
+    }
+}
+
+/// The fields of `pykv.CostModel`, by name.
+#[derive(FromPyObject)]
+struct CostModel {
+    fixed: f64,
+    per_sequence: f64,
+    per_token: f64,
+    per_pair: f64,
+    weights: f64,
+    per_context_token: f64,
+    per_swapped_block: f64,
+    overlaps: bool,
+}
+
+impl From<CostModel> for timed::CostModel {
+    fn from(model: CostModel) -> Self {
+        let CostModel {
+            fixed,
+            per_sequence,
+            per_token,
+            per_pair,
+            weights,
+            per_context_token,
+            per_swapped_block,
+            overlaps,
+        } = model;
+        Self {
+            fixed,
+            per_sequence,
+            per_token,
+            per_pair,
+            weights,
+            per_context_token,
+            per_swapped_block,
+            overlaps,
+        }
+    }
+}
+
+/// A timed replay that has ended: numbers, and columns by request and by point in time.
+#[pyclass(frozen, module = "pykv._core")]
+struct TimedReplay {
+    core: Outcome,
+}
+
+#[pymethods]
+impl TimedReplay {
+    /// The totals by name.
+    fn totals(&self) -> Vec<(&'static str, f64)> {
+        self.core.totals().to_vec()
+    }
+
+    /// A column of the requests by name, in the order of the trace.
+    fn request_column(&self, name: &str) -> PyResult<Vec<f64>> {
+        let of = Served::column(name).map_err(|error| exception(&error))?;
+        Ok(self.core.requests.iter().map(of).collect())
+    }
+
+    /// A column of the points in time by name.
+    fn point_column(&self, name: &str) -> PyResult<Vec<f64>> {
+        let of = Point::column(name).map_err(|error| exception(&error))?;
+        Ok(self.core.points.iter().map(of).collect())
+    }
+}
+
+#[pymethods]
+impl Trace {
+    #[new]
+    #[expect(clippy::too_many_arguments, reason = "one argument a column, named at the only call")]
+    #[pyo3(signature = (*, block_size, arrivals, prompt_tokens, output_tokens, sessions, num_runs, run_starts, run_lengths))]
+    fn new(
+        py: Python<'_>,
+        block_size: usize,
+        arrivals: PyBuffer<f64>,
+        prompt_tokens: PyBuffer<i64>,
+        output_tokens: PyBuffer<i64>,
+        sessions: PyBuffer<i64>,
+        num_runs: PyBuffer<i64>,
+        run_starts: PyBuffer<i64>,
+        run_lengths: PyBuffer<i64>,
+    ) -> PyResult<Self> {
+        let columns = Columns {
+            arrivals: &arrivals.to_vec(py)?,
+            prompt_tokens: &prompt_tokens.to_vec(py)?,
+            output_tokens: &output_tokens.to_vec(py)?,
+            sessions: &sessions.to_vec(py)?,
+            num_runs: &num_runs.to_vec(py)?,
+            run_starts: &run_starts.to_vec(py)?,
+            run_lengths: &run_lengths.to_vec(py)?,
+        };
+        let core = pykv_replay::Trace::from_columns(block_size, columns);
+        Ok(Self {
+            core: core.map_err(|refused| TraceError::new_err((refused.to_string(), refused.request)))?,
+        })
+    }
+
+    /// The trace of a recording.
+    #[staticmethod]
+    fn from_recording(py: Python<'_>, bytes: &[u8]) -> PyResult<Self> {
+        let core = py.detach(|| trace_of_recording(bytes));
+        Ok(Self { core: core.map_err(|error| TraceError::new_err((error.to_string(), None::<usize>)))? })
+    }
+
+    #[getter]
+    fn num_requests(&self) -> usize {
+        self.core.requests().len()
+    }
+
+    #[getter]
+    fn block_size(&self) -> usize {
+        self.core.block_size()
+    }
+
+    #[getter]
+    fn num_prompt_tokens(&self) -> usize {
+        self.core.num_prompt_tokens()
+    }
+
+    #[getter]
+    fn longest_request(&self) -> usize {
+        self.core.longest_request()
+    }
+
+    /// The same trace in blocks of another size.
+    fn with_block_size(&self, block_size: usize) -> PyResult<Self> {
+        let core = self.core.with_block_size(block_size).map_err(|error| exception(&error))?;
+        Ok(Self { core })
+    }
+
+    /// A replay in virtual time.
+    #[pyo3(signature = (config, cost, *, allocator, knows_outputs, speed, concurrency))]
+    #[expect(clippy::too_many_arguments, reason = "one argument an option, named at the only call")]
+    fn replay_timed(
+        &self,
+        py: Python<'_>,
+        config: Options,
+        cost: CostModel,
+        allocator: &str,
+        knows_outputs: bool,
+        speed: f64,
+        concurrency: Option<usize>,
+    ) -> PyResult<TimedReplay> {
+        let arrivals =
+            concurrency.map_or(Arrivals::Trace { speed }, |concurrency| Arrivals::Closed { concurrency });
+        let core = py.detach(|| {
+            let allocator = Allocator::from_name(allocator)?;
+            allocator.replay(&self.core, config.config()?, knows_outputs, &cost.into(), arrivals)
+        });
+        Ok(TimedReplay { core: core.map_err(|error| exception(&error))? })
+    }
+
+    /// Serial replay under a policy of this package.
+    fn replay_serial(&self, py: Python<'_>, num_blocks: usize, policy: &str) -> PyResult<CacheHits> {
+        let hits = py.detach(|| Policy::from_name(policy)?.replay(&self.core, num_blocks));
+        hits.map(CacheHits::from).map_err(|error| exception(&error))
+    }
+
+    /// Serial replay that asks `rank(request, blocks, found)` for the ranks of each use.
+    fn replay_ranked(&self, py: Python<'_>, num_blocks: usize, rank: Py<PyAny>) -> PyResult<CacheHits> {
+        serial::ranked(&self.core, num_blocks, &mut Callback { py, rank }).map(CacheHits::from)
+    }
+
+    /// Serial replay on a cache that forgets nothing.
+    fn replay_infinite(&self, py: Python<'_>) -> CacheHits {
+        py.detach(|| serial::infinite(&self.core)).into()
+    }
+}
+
+/// A ranking that Python makes.
+struct Callback<'py> {
+    py: Python<'py>,
+    rank: Py<PyAny>,
+}
+
+impl Ranking for Callback<'_> {
+    type Error = PyErr;
+
+    fn rank(&mut self, used: Use<'_>, ranks: &mut Vec<f64>) -> PyResult<()> {
+        let bytes = used.blocks.iter().flat_map(|block| block.to_ne_bytes()).collect::<Vec<u8>>();
+        let answer =
+            self.rank.bind(self.py).call1((used.request, PyBytes::new(self.py, &bytes), used.found))?;
+        ranks.extend(PyBuffer::<f64>::get(&answer)?.to_vec(self.py)?);
+        Ok(())
+    }
+}
+
+pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_class::<Trace>()?;
+    module.add_class::<TimedReplay>()?;
+    module.add_class::<CacheHits>()
+}

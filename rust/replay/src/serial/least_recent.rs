@@ -1,0 +1,31 @@
+//! The production prefix tree, with its own order of eviction.
+
+use pykv_core::prefix::HashOptions;
+use pykv_core::{BlockPool, BlockSize, PrefixCache, Result};
+
+use super::Hits;
+use crate::trace::Trace;
+
+/// Replays a trace on the production tree over a pool that caches up to `num_blocks` blocks.
+///
+/// # Errors
+/// [`pykv_core::Error::InvalidConfig`] if such a pool cannot be.
+pub fn least_recent(trace: &Trace, num_blocks: usize) -> Result<Hits> {
+    // A symbol is looked up as the one token of a block of one token. The null block comes on top.
+    let pool = BlockPool::new(num_blocks.saturating_add(1), BlockSize::new(1)?)?;
+    let mut cache = PrefixCache::new(pool, HashOptions::default());
+    let scope = cache.enter_scope(&[]);
+    let mut hits = Hits::default();
+    let mut chain = Vec::new();
+    for request in 0..trace.requests().len() {
+        chain.clear();
+        chain.extend(trace.blocks(request).take(num_blocks));
+        let (mut tables, mut cursor) = cache.share(scope, &chain, chain.len());
+        let found = cursor.published;
+        cache.extend(&mut tables[0], chain.len() - found)?;
+        cache.publish(&mut tables, &mut cursor, scope, &chain, chain.len());
+        hits.count(trace, request, found);
+    }
+    hits.evictions = cache.evictions();
+    Ok(hits)
+}

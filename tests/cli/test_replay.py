@@ -1,0 +1,122 @@
+"""`pykv replay` and `pykv fit` as they are typed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pykv.cli.main import main
+
+TRACES = Path(__file__).parents[2] / "examples/traces"
+AGENTS = str(TRACES / "agents.jsonl")
+HEAVY = ("torch", "transformers", "grpclib", "matplotlib")
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert main(["replay", *arguments]) == 0
+    return capsys.readouterr().out
+
+
+def test_json_has_the_hit_rates_and_their_bounds(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = json.loads(run(capsys, AGENTS, "--serial", "--num-blocks", "12%", "--policy", "lru", "--json"))
+    assert shown["hit_rate_blocks"] < shown["hit_rate_opt"] < shown["hit_rate_infinite"]
+    assert 0 < shown["hit_rate_tokens"] < 1
+    assert "ttft_p50" not in shown
+
+
+def test_timed_json_has_percentiles_and_series_when_asked(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = json.loads(run(capsys, AGENTS, "--num-blocks", "500", "--json"))
+    assert {"ttft_p99", "tpot_p50", "queue_p90", "waste", "misses_evicted", "preemptions"} <= set(shown)
+    assert "series" not in shown
+    assert (
+        len(json.loads(run(capsys, AGENTS, "--num-blocks", "500", "--json", "--series"))["series"]["running"])
+        > 100
+    )
+
+
+def test_a_sweep_prints_a_line_for_each_combination(capsys: pytest.CaptureFixture[str]) -> None:
+    sweep = ["--sweep", "num_blocks=5%,12%,policy=lru,opt"]
+    lines = run(capsys, AGENTS, "--serial", *sweep, "--json").splitlines()
+    assert [json.loads(line)["policy"] for line in lines] == ["lru", "opt", "lru", "opt"]
+    table = run(capsys, AGENTS, "--serial", *sweep).splitlines()
+    assert len(table) == 5
+    assert table[0].split() == ["num_blocks", "policy", "hit", "rate", "best"]
+
+
+def test_memory_may_be_given_in_bytes(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--serial", "--kv-memory-bytes", "1GiB", "--sweep", "kv_dtype=bfloat16,int8", "--json"]
+    blocks = [json.loads(line)["num_blocks"] for line in run(capsys, AGENTS, *arguments).splitlines()]
+    assert blocks == [2**30 // (131_072 * 64), 2**31 // (131_072 * 64)]
+
+
+def test_a_policy_comes_from_a_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text("class Mine:\n    def rank(self, use):\n        return use.request\n")
+    arguments = [AGENTS, "--serial", "--num-blocks", "300", "--json"]
+    mine, lru = (
+        json.loads(run(capsys, *arguments, *policy)) for policy in (["--policy", f"{path}:Mine"], [])
+    )
+    assert mine.pop("policy") == "Mine"
+    assert lru.pop("policy") == "lru"
+    assert mine == lru
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["missing.jsonl", "--num-blocks", "9"], "trace missing.jsonl: No such file"),
+        ([AGENTS], "exactly one of them is needed"),
+        (
+            [AGENTS, "--num-blocks", "9", "--serial", "--policy", "nowhere.py:X"],
+            "nowhere.py is no Python file",
+        ),
+        ([AGENTS, "--num-blocks", "9", "--serial", "--policy", f"{__file__}:X"], "defines no X"),
+        ([AGENTS, "--num-blocks", "9", "--sweep", "colour=red"], "'colour=red' is no OPTION=A,B"),
+        ([AGENTS, "--num-blocks", "9", "--sweep", "speed=fast"], "speed is 'fast': allowed are numbers"),
+        (
+            [AGENTS, "--num-blocks", "900", "--plot", "no/such/folder.svg"],
+            "plot no/such/folder.svg: No such file",
+        ),
+    ],
+)
+def test_a_refusal_is_one_line(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["replay", *arguments]) == 2
+    shown = capsys.readouterr().err
+    assert message in shown
+    assert shown.count("\n") == 1
+
+
+def test_fit_writes_a_model_that_replay_reads(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    rows = [
+        {
+            "input_toks": 100 + i,
+            "output_toks": 10,
+            "arrival_time": float(i),
+            "queued_ts": float(i),
+            "first_token_ts": i + 0.1,
+            "last_token_ts": i + 0.55,
+        }
+        for i in range(8)
+    ]
+    run_path, model = tmp_path / "run.requests.jsonl", tmp_path / "model.json"
+    run_path.write_text("\n".join(map(json.dumps, rows)))
+    assert main(["fit", str(run_path), "--output", str(model)]) == 0
+    assert "KV use    not measured" in capsys.readouterr().out
+    assert json.loads(model.read_text())["num_requests"] == 8
+    shown = json.loads(run(capsys, str(run_path), "--num-blocks", "99", "--cost", str(model), "--json"))
+    assert shown["latency_p50"] == pytest.approx(0.55, rel=0.1)
+
+
+def test_replay_brings_no_heavy_module() -> None:
+    code = (
+        "import sys; from pykv.cli.main import main;"
+        f"main(['replay', {AGENTS!r}, '--num-blocks', '500']);"
+        f"sys.exit(bool(set(sys.modules) & set({HEAVY!r})))"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, timeout=60)

@@ -1,0 +1,143 @@
+"""Virtual time: latencies that can be counted, memory in blocks and in one piece, the same bytes every time."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import pykv
+from pykv.simulator.replay import Replayer
+from pykv.simulator.result import Percentiles
+from pykv.simulator.sweep import sweep
+from pykv.simulator.trace import read_trace
+
+WriteTrace = Callable[..., Path]
+
+TRACES = Path(__file__).parents[2] / "examples/traces"
+SECOND = pykv.CostModel(fixed=1.0)
+
+
+def test_a_request_alone_gets_a_token_a_step(write_trace: WriteTrace) -> None:
+    path = write_trace([(0, 20, 4, None, [[0, 2]])])
+    timed = pykv.replay(path, num_blocks=4, cost=SECOND).timed
+    assert timed is not None
+    assert (timed.seconds, timed.steps, timed.computed_tokens) == (4.0, 4, 23)
+    assert timed.ttft == Percentiles(1.0, 1.0, 1.0, 1.0, 1.0)
+    assert timed.tpot.p99 == 1.0
+    assert timed.output_tokens_per_second == 1.0
+    # Decodes hold 21, 22, 23 tokens in two blocks of 16.
+    assert timed.waste == 1 - (21 + 22 + 23) / (3 * 32)
+
+
+def test_percentiles_lie_between_requests_in_proportion(write_trace: WriteTrace) -> None:
+    path = write_trace([(float(10 * i), 8, 1 + i, None, None) for i in range(5)])
+    timed = pykv.replay(path, num_blocks=4, cost=SECOND).timed
+    assert timed is not None
+    assert timed.latency == Percentiles(3.0, 3.0, pytest.approx(4.6), pytest.approx(4.8), pytest.approx(4.96))
+
+
+def test_a_prefix_is_found_and_misses_have_reasons(write_trace: WriteTrace) -> None:
+    path = write_trace(
+        [(0, 33, 1, None, [[0, 3]]), (9, 33, 1, None, [[0, 2], [9, 1]]), (18, 40, 1, None, [[20, 3]])]
+    )
+    result = pykv.replay(path, num_blocks=20, cost=SECOND)
+    assert result.timed is not None
+    misses = result.timed.misses
+    assert (misses.hit, misses.never_seen, misses.evicted, misses.last) == (2, 4, 0, 3)
+    assert result.hit_rate_tokens == 32 / 106
+
+
+def test_azure_conversations_waste_what_is_known(public_traces: Path) -> None:
+    replayer = Replayer(read_trace(public_traces / "azure2023_conv.jsonl.gz"))
+    wasted = {}
+    for allocator in ("contiguous", "contiguous-exact", "paged"):
+        timed = replayer.run(num_blocks=40 * 1024, max_model_len=16_384, allocator=allocator).timed
+        assert timed is not None
+        assert timed.refused == 0
+        wasted[allocator] = timed.waste
+    assert wasted["contiguous"] == pytest.approx(0.92, abs=0.01)
+    assert wasted["contiguous-exact"] == pytest.approx(0.12, abs=0.005)
+    assert wasted["paged"] == pytest.approx(0.006, abs=0.0005)
+
+
+def test_blocks_serve_more_at_once_than_one_piece_for_each() -> None:
+    replayer = Replayer(read_trace(TRACES / "chats.csv"))
+    piece, paged = (
+        replayer.run(num_blocks=4096, max_model_len=16_384, allocator=allocator).timed
+        for allocator in ("contiguous", "paged")
+    )
+    assert piece is not None
+    assert paged is not None
+    assert piece.max_running == 4
+    assert piece.external_fragmentation >= 0
+    assert paged.max_running > 8
+    assert paged.queue.p50 < piece.queue.p50
+
+
+def test_a_small_pool_preempts_and_says_what_it_cost() -> None:
+    options = {"num_blocks": 1200, "admission": "watermark", "watermark": 0.0, "speed": 4.0}
+    timed = pykv.replay(TRACES / "chats.csv", **options).timed
+    assert timed is not None
+    assert timed.preemptions >= timed.preempting_steps > 0
+    assert timed.recomputed_tokens > 0
+    assert timed.stalled_seconds > 0
+    swapping = pykv.replay(TRACES / "chats.csv", **options, preemption="swap", num_host_blocks=4000).timed
+    assert swapping is not None
+    assert swapping.swapped_blocks > 0
+    assert swapping.recomputed_tokens < timed.recomputed_tokens
+
+
+def test_more_load_means_longer_waiting() -> None:
+    replayer = Replayer(read_trace(TRACES / "chats.csv"))
+    reports = [replayer.run(num_blocks=1500, concurrency=concurrency).timed for concurrency in (2, 8, 64)]
+    assert [report.max_running <= 64 for report in reports if report]
+    waits = [report.ttft.p50 for report in reports if report]
+    assert waits == sorted(waits)
+    assert reports[0] is not None
+    assert reports[0].max_running == 2
+
+
+@pytest.mark.parametrize("name", ["agents.jsonl", "chats.csv"])
+def test_the_same_trace_gives_the_same_bytes(name: str) -> None:
+    first, second = (
+        json.dumps(pykv.replay(TRACES / name, num_blocks=900).to_json(with_series=True)) for _ in range(2)
+    )
+    assert first == second
+    assert len(first) > 1000
+
+
+def test_a_sweep_is_its_replays_in_order_and_tells_how_far_it_is() -> None:
+    trace = read_trace(TRACES / "agents.jsonl")
+    told: list[tuple[int, int]] = []
+    grid = {"num_blocks": [200, 400], "speed": [1.0, 2.0]}
+    points = sweep(trace, grid, on_done=lambda done, total: told.append((done, total)))
+    assert told == [(1, 4), (2, 4), (3, 4), (4, 4)]
+    assert [tuple(point.options.values()) for point in points] == [
+        (200, 1.0),
+        (200, 2.0),
+        (400, 1.0),
+        (400, 2.0),
+    ]
+    assert points[1].result == Replayer(trace).run(num_blocks=200, speed=2.0)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"allocator": "buddy"}, "allocator is 'buddy': allowed are paged, contiguous, contiguous-exact"),
+        ({"policy": "opt"}, "policy is 'opt': in virtual time allowed is 'lru'"),
+        ({"speed": 0.0}, "speed is 0"),
+        ({"concurrency": 0}, "concurrency is 0"),
+        ({"cost": "free"}, "cost is 'free'"),
+        ({"cost": pykv.CostModel()}, "a step takes at least 1 ns"),
+        ({"max_seqs": 3}, "max_seqs is unknown: known options are admission"),
+        ({"admission": "always"}, "admission is 'always'"),
+        ({"max_num_seqs": 0}, "max_num_seqs"),
+    ],
+)
+def test_what_is_not_allowed_is_named(options: dict[str, object], message: str) -> None:
+    with pytest.raises(pykv.ConfigError, match=message):
+        pykv.replay(TRACES / "chats.csv", **{"num_blocks": 900, **options})
