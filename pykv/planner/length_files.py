@@ -19,6 +19,8 @@ from pykv.planner.lengths import LARGEST_CONTEXT, LengthDistribution
 
 __all__ = ["TraceLengths", "read_histogram", "read_trace"]
 
+LARGEST_OF_TRACE = 2**23
+"""Tokens: every length up to the longest is counted."""
 GZIP_MAGIC = b"\x1f\x8b"
 
 
@@ -129,8 +131,9 @@ def _json_object(path: Path, line: int, text: str) -> dict[str, Any]:
 
 def _field(path: Path, line: int, request: dict[str, Any], name: str, least: int) -> int:
     value = request.get(name)
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= LARGEST_CONTEXT:
-        _malformed("trace", path, line, f"{name} is {value!r}; allowed: a whole number of at least {least}")
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= LARGEST_OF_TRACE:
+        what = f"{name} is {value!r}; allowed: a whole number from {least} to {LARGEST_OF_TRACE:,}"
+        _malformed("trace", path, line, what)
     return value
 
 

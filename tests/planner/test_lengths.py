@@ -121,6 +121,7 @@ def test_trace_counts_ends_once_and_steps_by_their_number(tmp_path: Path, name: 
         ([{"in": 0, "out": 1}], "line 2: in is 0"),
         ([{"in": 3, "out": 1}, {"in": 1.5, "out": 1}], "line 3: in is 1.5"),
         ([{"in": True, "out": 1}], "line 2: in is True"),
+        ([{"in": 1, "out": 10**9}], "line 2: out is 1000000000; allowed: a whole number from 0 to 8,388,608"),
         ([[1, 2]], "line 2: allowed: an object"),
         ([], "holds no request"),
     ],
