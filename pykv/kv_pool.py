@@ -10,6 +10,7 @@ from pykv.attention.transfer import LayerCache, transfer_blocks
 from pykv.errors import ConfigError
 from pykv.host_memory import anonymous_memory, available_bytes
 from pykv.kv_format import BF16, DtypeFormat, KvFormat, kv_format_of
+from pykv.layer_groups import LayerGroups
 from pykv.layout import CacheType, KvLayer, KvLayout
 
 __all__ = ["CACHE_DTYPES", "KvPool"]
@@ -27,8 +28,11 @@ class KvPool:
         # [head 0 slots .. head h slots | the same of values] [...
         #  key_caches[i][0]               value_caches[i][0]
 
+    With several layer groups a block holds the keys and values of one group's layers, and the layers that stand at the
+    same place of their groups share memory: whose block it is, the groups' block tables say.
+
     Attributes:
-        layout, num_blocks, block_size, device: as given; block 0 counts and is never handed out.
+        layout, groups, num_blocks, block_size, device: as given; block 0 counts and is never handed out.
         format: how rows are stored.
         dtype: of the caches: the format's, or uint8 where the format encodes rows itself.
         key_caches, value_caches: for each layer a strided view [num_blocks, num_kv_heads, block_size,
@@ -47,12 +51,14 @@ class KvPool:
         format: CacheType = BF16,
         device: torch.device | str = "cpu",
         *,
+        groups: LayerGroups | None = None,
         is_pinned: bool = False,
     ) -> None:
         """Allocates the pool. On a CPU its pages are taken from the system when they are first written.
 
         Args:
             format: a `KvFormat`, the name of one, or a dtype of plain numbers.
+            groups: the layers that share a block table; None: one table for all layers.
             is_pinned: whether a GPU shall reach it, for a pool in host memory.
 
         Raises:
@@ -65,12 +71,13 @@ class KvPool:
                 f"storage of the layout is {layout.storage!r}; the KV pool holds 'expanded' ones"
             )
         self.layout = layout
+        self.groups = LayerGroups.together(layout) if groups is None else groups
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.format = kv_format_of(format)
         self.dtype = _checked_dtype(self.format)
         self.device = torch.device(device)
-        self.nbytes = num_blocks * layout.block_bytes(block_size, self.format)
+        self.nbytes = num_blocks * self.groups.block_bytes(layout, block_size, self.format)
         self._is_pinned = is_pinned
         self._check_memory()
         self.key_caches, self.value_caches = self._allocate()
@@ -102,24 +109,34 @@ class KvPool:
         Raises:
             ValueError: the pools are not alike, or, on a CPU, a block is out of range; nothing was copied.
         """
-        alike = (self.layout, self.block_size, self.format) == (
-            target.layout,
-            target.block_size,
-            target.format,
-        )
-        if not alike:
-            raise ValueError("target must have the layout, block size and format of the pool that is copied")
+        if self._kind != target._kind:
+            raise ValueError(
+                "target must have the layout, groups, block size and format of the pool that is copied"
+            )
         transfer_blocks(self._own_layers(), target._own_layers(), pairs, backend=backend)
 
-    def _own_layers(self) -> list[LayerCache]:
-        """The layers that store keys and values, as what is moved: bytes where the format has no dtype."""
-        return [
-            LayerCache(_movable(key), _movable(value), scales if isinstance(scales, Tensor) else None)
-            for layer, key, value, scales in zip(
-                self.layout.layers, self.key_caches, self.value_caches, self.kv_scales, strict=True
-            )
+    @property
+    def _kind(self) -> tuple[object, ...]:
+        return self.layout, self.groups, self.block_size, self.format
+
+    def _storages(self) -> list[KvLayer]:
+        """What each of the pool's memories is shaped for: the first layer that stores there."""
+        layers = {
+            storage: layer
+            for storage, layer in reversed(list(zip(self.groups.storage_of, self.layout.layers, strict=True)))
             if layer.reads_layer is None
-        ]
+        }
+        return [layers[storage] for storage in range(self.groups.num_storages)]
+
+    def _own_layers(self) -> list[LayerCache]:
+        """Each memory once, as what is moved: bytes where the format has no dtype."""
+        caches: dict[int, LayerCache] = {}
+        for storage, key, value, scales in zip(
+            self.groups.storage_of, self.key_caches, self.value_caches, self.kv_scales, strict=True
+        ):
+            own_scales = scales if isinstance(scales, Tensor) else None
+            caches[storage] = LayerCache(_movable(key), _movable(value), own_scales)
+        return [caches[storage] for storage in sorted(caches)]
 
     def _check_memory(self) -> None:
         """Fails before anything is allocated: a process that is killed later cannot say why."""
@@ -132,33 +149,22 @@ class KvPool:
             )
 
     def _allocate(self) -> tuple[list[Tensor], list[Tensor]]:
-        sizes = [self.num_blocks * self._block_bytes(layer) for layer in self.layout.layers]
+        storages = self._storages()
+        sizes = [self.num_blocks * self._block_bytes(layer) for layer in storages]
         parts = torch.split(self._memory(sum(sizes)), sizes)
-        keys: list[Tensor] = []
-        values: list[Tensor] = []
-        for layer, part in zip(self.layout.layers, parts, strict=True):
-            if layer.reads_layer is None:
-                key, value = self._views(layer, part)
-            else:
-                key, value = keys[layer.reads_layer], values[layer.reads_layer]
-            keys.append(key)
-            values.append(value)
-        return keys, values
+        views = [self._views(layer, part) for layer, part in zip(storages, parts, strict=True)]
+        of_layers = [views[storage] for storage in self.groups.storage_of]
+        return [key for key, _ in of_layers], [value for _, value in of_layers]
 
     def _allocate_scales(self) -> list[KvScales | None]:
         if not isinstance(self.format, DtypeFormat) or not self.format.has_row_scales:
             given = getattr(self.format, "tensor_scales", None)
             return [given] * len(self.layout.layers)
-        shapes = [(self.num_blocks, 2, layer.num_kv_heads, self.block_size) for layer in self.layout.layers]
-        sizes = [
-            0 if layer.reads_layer is not None else torch.Size(shape).numel()
-            for layer, shape in zip(self.layout.layers, shapes, strict=True)
-        ]
+        shapes = [(self.num_blocks, 2, layer.num_kv_heads, self.block_size) for layer in self._storages()]
+        sizes = [torch.Size(shape).numel() for shape in shapes]
         parts = torch.split(self._memory(4 * sum(sizes)).view(torch.float32), sizes)
-        scales: list[KvScales | None] = []
-        for layer, shape, part in zip(self.layout.layers, shapes, parts, strict=True):
-            scales.append(part.view(shape) if layer.reads_layer is None else scales[layer.reads_layer])
-        return scales
+        views = [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
+        return [views[storage] for storage in self.groups.storage_of]
 
     def _row_elements(self, head_dim: int) -> int:
         """The elements of a row in its cache; its scale, if it has one, is elsewhere."""
@@ -166,7 +172,7 @@ class KvPool:
 
     def _block_elements(self, layer: KvLayer) -> tuple[int, int]:
         """The elements of a block's keys, and of its values."""
-        rows = 0 if layer.reads_layer is not None else layer.num_kv_heads * self.block_size
+        rows = layer.num_kv_heads * self.block_size
         return rows * self._row_elements(layer.head_dim_k), rows * self._row_elements(layer.head_dim_v)
 
     def _block_bytes(self, layer: KvLayer) -> int:

@@ -201,5 +201,5 @@ def test_pools_that_differ_are_not_copied_to_each_other() -> None:
         KvPool(LAYOUT, num_blocks=6, block_size=3, format="fp8"),
         KvPool(LAYOUT, num_blocks=6, block_size=4, format="int8"),
     ):
-        with pytest.raises(ValueError, match="layout, block size and format"):
+        with pytest.raises(ValueError, match="layout, groups, block size and format"):
             pool.copy_blocks_to(other, torch.tensor([[1, 1]]))

@@ -75,11 +75,11 @@ class Engine:
         self.config = config
         self.model_name = runner.name
         self.vocab_size = runner.vocab_size
-        self.max_model_len = _longest_sequence(runner, config)
+        scheduler_config = _scheduler_config(runner, config)
+        self.max_model_len = scheduler_config.max_seq_len
         self.tokenizer = None if tokenizer is None else TextTokenizer(tokenizer)
         self.num_blocks, self.block_size = runner.num_blocks, runner.block_size
-        self._num_host_blocks = runner.num_host_blocks
-        self.steps = StepLoop(runner, self._scheduler_config())
+        self.steps = StepLoop(runner, scheduler_config)
         self._eos_token_ids = runner.eos_token_ids
         self._live: dict[str, Request] = {}
         self._closed = False
@@ -270,30 +270,26 @@ class Engine:
         while self._live and self.has_requests:
             self.step()
 
-    def _scheduler_config(self) -> SchedulerConfig:
-        config = self.config
-        return SchedulerConfig(
-            num_blocks=self.num_blocks,
-            num_host_blocks=self._num_host_blocks,
-            preemption=config.preemption,
-            block_size=self.block_size,
-            max_num_seqs=config.max_num_seqs,
-            max_num_batched_tokens=config.max_num_batched_tokens,
-            max_chunk_tokens=config.max_chunk_tokens,
-            max_model_len=self.max_model_len,
-            watermark=config.watermark,
-            admission=config.admission,
-            enable_prefix_caching=config.enable_prefix_caching,
-            max_queued_requests=config.max_queued_requests,
-            max_queued_tokens=config.max_queued_tokens,
-            queue_order=config.queue_order,
-        )
 
-
-def _longest_sequence(runner: Runner, config: EngineConfig) -> int:
-    """Returns the most tokens that a sequence can have, by the model, the options and the pool."""
-    usable_slots = (runner.num_blocks - 1) * runner.block_size
-    return min(config.max_model_len or runner.max_model_len, runner.max_model_len, usable_slots)
+def _scheduler_config(runner: Runner, config: EngineConfig) -> SchedulerConfig:
+    """What the scheduler is told; its `max_seq_len` is what the model, the options and the pool allow."""
+    return SchedulerConfig(
+        num_blocks=runner.num_blocks,
+        num_host_blocks=runner.num_host_blocks,
+        preemption=config.preemption,
+        block_size=runner.block_size,
+        groups=runner.windows,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_chunk_tokens=config.max_chunk_tokens,
+        max_model_len=min(config.max_model_len or runner.max_model_len, runner.max_model_len),
+        watermark=config.watermark,
+        admission=config.admission,
+        enable_prefix_caching=config.enable_prefix_caching,
+        max_queued_requests=config.max_queued_requests,
+        max_queued_tokens=config.max_queued_tokens,
+        queue_order=config.queue_order,
+    )
 
 
 def _empty_output(request: Request) -> RequestOutput:

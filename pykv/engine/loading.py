@@ -13,6 +13,7 @@ from pykv.engine.config import DEFAULT_KV_MEMORY_BYTES, EngineConfig
 from pykv.engine.runner import ModelRunner
 from pykv.errors import ConfigError
 from pykv.kv_pool import KvPool
+from pykv.layer_groups import LayerGroups
 from pykv.models import load_model
 
 
@@ -37,8 +38,10 @@ def load_runner(
         progress=progress,
     )
     form = chosen_format(loaded, config)
-    block_bytes = loaded.layout.block_bytes(config.block_size, form)
-    pool = KvPool(loaded.layout, _num_blocks(config, block_bytes), config.block_size, form, loaded.device)
+    groups = LayerGroups.of(loaded.layout)
+    block_bytes = groups.block_bytes(loaded.layout, config.block_size, form)
+    num_blocks = _num_blocks(config, block_bytes)
+    pool = KvPool(loaded.layout, num_blocks, config.block_size, form, loaded.device, groups=groups)
     swap = _swap_pool(pool, config.swap_space_bytes, block_bytes)
     return ModelRunner(loaded, pool, config.attention_backend, swap), tokenizer or own_tokenizer
 
@@ -62,4 +65,7 @@ def _swap_pool(pool: KvPool, swap_space_bytes: int, block_bytes: int) -> KvPool 
             f"swap_space_bytes is {swap_space_bytes}; allowed: 0, or at least {2 * block_bytes}, two blocks"
         )
     num_blocks = swap_space_bytes // block_bytes
-    return KvPool(pool.layout, num_blocks, pool.block_size, pool.format, is_pinned=pool.device.type == "cuda")
+    is_pinned = pool.device.type == "cuda"
+    return KvPool(
+        pool.layout, num_blocks, pool.block_size, pool.format, groups=pool.groups, is_pinned=is_pinned
+    )

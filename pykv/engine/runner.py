@@ -25,6 +25,7 @@ class Runner(Protocol):
         num_blocks, block_size: of its KV cache; block 0 counts and is never handed out.
         kv_bytes_per_token: of keys and values in all layers, scales included.
         num_host_blocks: blocks that the host can keep of preempted sequences, its null block 0 included; 0: none.
+        windows: of each layer group: the positions that its layers keep, as `SchedulerConfig.groups` takes them.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Runner(Protocol):
     block_size: int
     kv_bytes_per_token: int
     num_host_blocks: int
+    windows: tuple[int | None, ...]
 
     def copy_blocks(self, pairs: torch.Tensor) -> None:
         """Copies whole blocks; int64 [num_pairs, 2], source and target."""
@@ -81,6 +83,7 @@ class ModelRunner:
         self.block_size = pool.block_size
         self.kv_bytes_per_token = pool.layout.bytes_per_token(pool.format)
         self.num_host_blocks = 0 if swap_pool is None else swap_pool.num_blocks
+        self.windows = pool.groups.windows
 
     @property
     def pool(self) -> KvPool:

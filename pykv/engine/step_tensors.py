@@ -18,8 +18,9 @@ class StepTensors:
     """What a model gets to compute.
 
     Attributes:
-        token_ids, positions, slot_mapping: int64 [num_tokens].
-        block_tables: int32 [max_num_seqs, max_blocks_per_seq].
+        token_ids, positions: int64 [num_tokens].
+        slot_mapping: int64 [num_tokens]; with several layer groups [num_groups, num_tokens].
+        block_tables: int32 [max_num_seqs, max_blocks_per_seq], or [num_groups, ...].
         seq_lens, table_rows: int32 [num_batch_rows].
         query_starts: int32 [num_batch_rows + 1].
         logits_indices: int64 [num_logits], the tokens whose logits are wanted, some more than once.
@@ -83,7 +84,7 @@ class StepViews:
         tensors = (
             self._token_ids[token:end_token],
             self._positions[token:end_token],
-            self._slot_mapping[token:end_token],
+            self._slot_mapping[..., token:end_token],
             self._block_tables,
             self._seq_lens[row:end_row],
             self._table_rows[row:end_row],

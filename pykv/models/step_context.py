@@ -23,8 +23,9 @@ class StepContext:
 
     Attributes:
         pool: the KV pool that is written and read.
-        slot_mapping: int64 [num_tokens]; slot = block_id * block_size + offset; -1 writes nothing.
-        block_tables: int32 [num_table_rows, max_blocks_per_seq].
+        slot_mapping: int64 [num_tokens]; slot = block_id * block_size + offset; -1 writes nothing. Where the pool has
+            several layer groups: [num_groups, num_tokens].
+        block_tables: int32 [num_table_rows, max_blocks_per_seq], or [num_groups, ...].
         seq_lens: int32 [num_batch_rows], the length of each sequence with this step's tokens.
         query_starts: int32 [num_batch_rows + 1]; batch row i computes the tokens [starts[i], starts[i + 1]).
         table_rows: int32 [num_batch_rows], the table row of each batch row; None: row i.
@@ -41,8 +42,13 @@ class StepContext:
     backend: str = "auto"
     num_attention_calls: int = field(init=False, default=0)
     _kernels: Backend = field(init=False, repr=False)
+    _slots: tuple[Tensor, ...] = field(init=False, repr=False)
+    _tables: tuple[Tensor, ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
+        num_groups = len(self.pool.groups.windows)
+        self._slots = _by_group(self.slot_mapping, 1, num_groups)
+        self._tables = _by_group(self.block_tables, 2, num_groups)
         form = self.pool.format
         if isinstance(form, CodecFormat):
             self._kernels = CodecKernels(form)
@@ -75,7 +81,7 @@ class StepContext:
         Returns:
             [num_tokens, num_heads, head_dim_v].
         """
-        pool = self.pool
+        pool, group = self.pool, self.pool.groups.group_of[layer]
         key_cache, value_cache, scales = (
             pool.key_caches[layer],
             pool.value_caches[layer],
@@ -88,13 +94,13 @@ class StepContext:
         ):  # kernels want one type of floats; nothing is done where it is one already
             query, key, value = query.to(pool.dtype), key.to(pool.dtype), value.to(pool.dtype)
         if pool.layout.layers[layer].reads_layer is None:
-            self._kernels.write_kv(key, value, key_cache, value_cache, self.slot_mapping, **extras)
+            self._kernels.write_kv(key, value, key_cache, value_cache, self._slots[group], **extras)
         self.num_attention_calls += 1
         output = self._kernels.paged_attention(
             query,
             key_cache,
             value_cache,
-            block_tables=self.block_tables,
+            block_tables=self._tables[group],
             seq_lens=self.seq_lens,
             query_starts=self.query_starts,
             table_rows=self.table_rows,
@@ -106,3 +112,8 @@ class StepContext:
             **extras,
         )
         return output.to(wanted)
+
+
+def _by_group(tensor: Tensor, num_dimensions: int, num_groups: int) -> tuple[Tensor, ...]:
+    """The part of each group; without a dimension for groups, all have the same."""
+    return (tensor,) * num_groups if tensor.dim() == num_dimensions else tensor.unbind()

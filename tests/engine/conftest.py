@@ -69,6 +69,7 @@ class PagedRunner:
     vocab_size = VOCAB_SIZE
     device = torch.device("cpu")
     kv_bytes_per_token = 32
+    windows = (None,)
 
     def __init__(self, num_blocks, block_size, max_model_len, num_host_blocks=0):
         self.num_blocks, self.block_size, self.max_model_len = num_blocks, block_size, max_model_len
