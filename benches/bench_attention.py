@@ -268,11 +268,11 @@ def prefill(rounds: int, min_bytes: int) -> Iterator[Result]:
 
 
 def writes(rounds: int, min_bytes: int) -> Iterator[Result]:
-    """Measures `write_kv` of 2,048 tokens and `copy_blocks` against a plain copy of the same memory."""
-    pool = Pool(LLAMA, min_bytes)
+    """Measures `write_kv` of 2,048 tokens, in bf16 and int8, and `copy_blocks` against a plain copy of memory."""
+    pool, narrow = Pool(LLAMA, min_bytes), Pool(replace(LLAMA, dtype=torch.int8), min_bytes)
     rows = [torch.randn(2048, LLAMA.num_kv_heads, LLAMA.head_dim).bfloat16() for _ in range(2)]
     slots = [torch.arange(2048) + BLOCK_SIZE * (1 + 128 * part) for part in range(15)]
-    row_bytes = 2 * 2 * rows[0].nbytes
+    row_bytes, narrow_bytes = 2 * 2 * rows[0].nbytes, 2 * (rows[0].nbytes + rows[0].nbytes // 2)
     half = (pool.shape.num_blocks - 1) // 2
     pairs = torch.stack([torch.arange(1, 129), torch.arange(1, 129) + half], dim=1)
     block_bytes = 2 * 2 * pairs.shape[0] * pool.key_caches[0][0].nbytes * pool.num_layers
@@ -281,13 +281,19 @@ def writes(rounds: int, min_bytes: int) -> Iterator[Result]:
         layer = call % pool.num_layers
         write_kv(*rows, pool.key_caches[layer], pool.value_caches[layer], slots[call % 15], backend="cpu")
 
+    def write_narrow(call: int) -> None:
+        caches = narrow.key_caches[call % narrow.num_layers], narrow.value_caches[call % narrow.num_layers]
+        write_kv(*rows, *caches, slots[call % 15], kv_scales=narrow.scales, backend="cpu")
+
     def copy(_: int) -> None:
         copy_blocks(pool.key_caches, pool.value_caches, pairs, backend="cpu")
 
-    results: dict[str, list[float]] = {"write_kv": [], "copy_blocks": []}
+    results: dict[str, list[float]] = {"write_kv": [], "write_kv_int8": [], "copy_blocks": []}
     for _ in range(rounds):
         plain = copy_bandwidth(pool.memory)
         results["write_kv"].append(row_bytes / seconds(write, range(3 * pool.num_layers)) / plain)
+        narrow_time = seconds(write_narrow, range(3 * narrow.num_layers))
+        results["write_kv_int8"].append(narrow_bytes / narrow_time / plain)
         results["copy_blocks"].append(block_bytes / seconds(copy, range(3)) / plain)
     for case, values in results.items():
         yield Result(case, f"{case}_bandwidth", statistics.median(values), "ratio", rounds)

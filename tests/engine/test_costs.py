@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -65,3 +66,19 @@ def test_auto_swaps_where_copying_is_cheaper_than_computing(make_toy_engine):
     assert stats.preemptions > 0
     assert stats.swapped_in_blocks > 0
     assert stats.recomputed_tokens == 0
+
+
+def test_a_steps_copies_are_made_in_their_order(make_toy_engine):
+    """A block that is swapped out may be filled from the host, and then copied, in the same step."""
+
+    class Pairs:
+        def __getattr__(self, name):
+            return lambda plan: name
+
+    steps = make_toy_engine().steps
+    calls = []
+    for name in ("swap_out", "swap_in", "copy_blocks"):
+        setattr(steps._runner, name, lambda pairs, name=name: calls.append((name, pairs)))
+    plan = SimpleNamespace(num_swap_outs=1, num_swap_ins=1, num_copies=1)
+    steps._copy_blocks(plan, Pairs())
+    assert calls == [("swap_out", "swap_outs"), ("swap_in", "swap_ins"), ("copy_blocks", "copies")]

@@ -60,7 +60,7 @@ def package_files() -> set[str]:
         f"{place}/{name}"
         for place, folder in parts.items()
         for name in source_files(ROOT / folder, ".py", ".pyi", "py.typed")
-    } | {f"pykv/{name}" for name in source_files(ROOT / "pykv", ".json")}
+    } | {f"pykv/{name}" for name in source_files(ROOT / "pykv", ".json", ".xz")}
 
 
 @pytest.fixture
@@ -104,7 +104,7 @@ def test_base_dependency_is_numpy_alone(metadata: Message) -> None:
 
 
 def test_extras_are_declared(metadata: Message) -> None:
-    assert {"torch", "models", "client", "serve", "demo"} <= set(metadata.get_all("Provides-Extra", []))
+    assert {"torch", "models", "client", "serve", "demo", "plot"} <= set(metadata.get_all("Provides-Extra", []))
 
 
 def test_base_install_schedules_and_names_the_missing_extra(base_environment: Any) -> None:

@@ -98,68 +98,116 @@ unsafe fn write<T: Target>(row: &Row) -> f32 {
     // SAFETY: the same contract.
     unsafe {
         match row.format {
-            Format::F32 => write_from::<T>(row, |from, to| copy(from, to)),
-            Format::Bf16 => write_from::<T>(row, |from, to| {
-                let mut brains = [0u16; CHUNK];
-                copy(from, &mut brains[..to.len()]);
-                for (to, brain) in to.iter_mut().zip(brains) {
-                    *to = f32::from_bits(u32::from(brain) << 16);
-                }
-            }),
-            Format::F16 => write_from::<T>(row, |from, to| {
-                let mut halves = [half::f16::ZERO; CHUNK];
-                copy(from, &mut halves[..to.len()]);
-                halves[..to.len()].convert_to_f32_slice(to);
-            }),
+            Format::F32 => write_from::<Singles, T>(row),
+            Format::Bf16 => write_from::<Brains, T>(row),
+            Format::F16 => write_from::<Halves, T>(row),
             Format::Int8 | Format::Fp8 => unreachable!("keys and values come as floats"),
         }
     }
 }
 
-/// Copies numbers, which need not be aligned where they come from.
-///
-/// # Safety
-/// As many as `to` has can be read at `from`.
-#[inline(always)]
-unsafe fn copy<N: Copy>(from: *const u8, to: &mut [N]) {
-    // SAFETY: by this function's contract; `to` is borrowed alone.
-    unsafe { to.as_mut_ptr().cast::<u8>().copy_from_nonoverlapping(from, size_of_val(to)) }
+/// A format of floats.
+trait Source {
+    /// A number as it is stored.
+    type Raw: Copy + Default;
+
+    fn widen(raw: &[Self::Raw; CHUNK]) -> [f32; CHUNK];
 }
 
-/// Writes a row whose numbers `widen` turns into singles, some at a time.
-///
-/// # Safety
-/// See [`RowWriter::write`].
-#[inline(always)]
-unsafe fn write_from<T: Target>(row: &Row, widen: impl Fn(*const u8, &mut [f32])) -> f32 {
-    let load = |first: usize| {
+struct Singles;
+
+impl Source for Singles {
+    type Raw = f32;
+
+    #[inline(always)]
+    fn widen(raw: &[f32; CHUNK]) -> [f32; CHUNK] {
+        *raw
+    }
+}
+
+struct Brains;
+
+impl Source for Brains {
+    type Raw = u16;
+
+    #[inline(always)]
+    fn widen(raw: &[u16; CHUNK]) -> [f32; CHUNK] {
         let mut numbers = [0f32; CHUNK];
-        let count = CHUNK.min(row.head_dim - first);
-        let from = row.from.wrapping_add(first * row.format.bytes());
-        if count == CHUNK {
-            widen(from, &mut numbers);
-        } else {
-            widen(from, &mut numbers[..count]);
+        for (number, &brain) in numbers.iter_mut().zip(raw) {
+            *number = f32::from_bits(u32::from(brain) << 16);
         }
         numbers
-    };
-    let scale = row.scale.unwrap_or_else(|| {
-        let chunks = (0..row.head_dim).step_by(CHUNK);
-        scale_of(chunks.map(|first| largest_bits(&load(first))).fold(0, u32::max), T::LARGEST)
-    });
-    for first in (0..row.head_dim).step_by(CHUNK) {
-        let bytes = encode::<T>(&load(first), scale);
-        let count = CHUNK.min(row.head_dim - first);
-        // SAFETY: the bytes of these numbers lie in the row.
-        unsafe { row.to.add(first).copy_from_nonoverlapping(bytes.as_ptr(), count) };
     }
-    scale
+}
+
+struct Halves;
+
+impl Source for Halves {
+    type Raw = half::f16;
+
+    #[inline(always)]
+    fn widen(raw: &[half::f16; CHUNK]) -> [f32; CHUNK] {
+        let mut numbers = [0f32; CHUNK];
+        raw.convert_to_f32_slice(&mut numbers);
+        numbers
+    }
+}
+
+/// # Safety
+/// See [`RowWriter::write`].
+// No closures here: they would be compiled without the instructions of their caller.
+#[inline(always)]
+unsafe fn write_from<S: Source, T: Target>(row: &Row) -> f32 {
+    // SAFETY: the chunks lie in the row, and so do their bytes.
+    unsafe {
+        let scale = match row.scale {
+            Some(scale) => scale,
+            None => {
+                let mut largest = 0;
+                for first in (0..row.head_dim).step_by(CHUNK) {
+                    largest = largest.max(largest_bits(&load::<S>(row, first)));
+                }
+                scale_of(largest, T::LARGEST)
+            }
+        };
+        for first in (0..row.head_dim).step_by(CHUNK) {
+            let bytes = encode::<T>(&load::<S>(row, first), scale);
+            match row.head_dim - first {
+                count @ 0..CHUNK => row.to.add(first).copy_from_nonoverlapping(bytes.as_ptr(), count),
+                _ => row.to.add(first).copy_from_nonoverlapping(bytes.as_ptr(), CHUNK),
+            }
+        }
+        scale
+    }
+}
+
+/// The numbers of a row from number `first` on, zeros behind its end.
+///
+/// # Safety
+/// The row can be read, and has a number `first`.
+#[inline(always)]
+unsafe fn load<S: Source>(row: &Row, first: usize) -> [f32; CHUNK] {
+    let mut raw = [S::Raw::default(); CHUNK];
+    // SAFETY: as many numbers are copied as the row has; as bytes, since they need not be aligned.
+    unsafe {
+        let from = row.from.add(first * size_of::<S::Raw>());
+        let to = raw.as_mut_ptr().cast::<u8>();
+        match row.head_dim - first {
+            count @ 0..CHUNK => to.copy_from_nonoverlapping(from, count * size_of::<S::Raw>()),
+            _ => to.copy_from_nonoverlapping(from, CHUNK * size_of::<S::Raw>()),
+        }
+    }
+    S::widen(&raw)
 }
 
 /// The bits of the largest magnitude. As whole numbers they are ordered as the magnitudes are, a NaN above all.
 #[inline(always)]
 fn largest_bits(numbers: &[f32; CHUNK]) -> u32 {
-    numbers.iter().fold(0, |most, number| most.max(number.to_bits() & 0x7fff_ffff))
+    let mut largest = 0;
+    for number in numbers {
+        largest = largest.max(number.to_bits() & 0x7fff_ffff);
+    }
+    largest
 }
 
 /// The scale of a row with this largest magnitude.
@@ -177,11 +225,11 @@ fn scale_of(largest_bits: u32, largest_of_format: f32) -> f32 {
 
 #[inline(always)]
 fn encode<T: Target>(numbers: &[f32; CHUNK], scale: f32) -> [u8; CHUNK] {
-    let mut codes = [0u32; CHUNK];
+    let mut codes = [0u8; CHUNK];
     for (code, number) in codes.iter_mut().zip(numbers) {
-        *code = T::code(number / scale);
+        *code = T::code(number / scale) as u8;
     }
-    codes.map(|code| code as u8)
+    codes
 }
 
 /// A format of 8 bits.
