@@ -22,6 +22,9 @@ ALLOCATORS = ("paged", "contiguous", "contiguous-exact")
 DEFAULT_COST = "roofline:h100"
 """Llama 3.1 8B in 16 bit on one H100, at 70 % of its data sheet."""
 
+MAX_BLOCKS = 2**26
+"""A block takes some 70 bytes while it is replayed: more would take a machine down."""
+
 SCHEDULER_OPTIONS = {
     "max_num_seqs",
     "max_num_batched_tokens",
@@ -180,9 +183,9 @@ class Replayer:
                 share = -1
             hits = native.replay_infinite()
             num_blocks = int(share * (hits.queried_blocks - hits.blocks)) if 0 < share <= 100 else num_blocks
-        if type(num_blocks) is not int or not 1 <= num_blocks < 2**30:
+        if type(num_blocks) is not int or not 1 <= num_blocks <= MAX_BLOCKS:
             raise ConfigError(
-                f"num_blocks is {num_blocks!r}: allowed are 1 to {2**30 - 1}, or a share such as '10%'"
+                f"num_blocks is {num_blocks!r}: allowed are 1 to {MAX_BLOCKS}, or a share such as '10%'"
             )
         return num_blocks
 
