@@ -116,7 +116,10 @@ def test_knowledge_is_worth_something_and_the_bounds_hold() -> None:
         ({"num_blocks": "0%"}, "num_blocks is '0%'"),
         ({}, "exactly one"),
         ({"num_blocks": 8, "kv_memory_bytes": 8}, "exactly one"),
-        ({"num_blocks": 8, "policy": "fifo"}, "policy is 'fifo': allowed are lru, session_end, session_idle, dead, opt"),
+        (
+            {"num_blocks": 8, "policy": "fifo"},
+            "policy is 'fifo': allowed are lru, session_end, session_idle, dead, opt",
+        ),
         ({"num_blocks": 8, "max_num_seqs": 2}, "max_num_seqs is of no use with serial"),
         ({"num_blocks": 8, "block_size": 48}, "block_size is 48: allowed is a divisor"),
     ],
