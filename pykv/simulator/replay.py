@@ -19,8 +19,8 @@ from pykv.simulator.trace import Trace, read_trace
 __all__ = ["ALLOCATORS", "DEFAULT_COST", "Replayer", "replay"]
 
 ALLOCATORS = ("paged", "contiguous", "contiguous-exact")
-DEFAULT_COST = "roofline:h100"
-"""Llama 3.1 8B in 16 bit on one H100, at 70 % of its data sheet."""
+DEFAULT_COST = "roofline:H100,model=llama-3.1-8b"
+"""In 16 bit, at 70 % of the data sheet."""
 
 MAX_BLOCKS = 2**26
 """A block takes some 70 bytes while it is replayed: more would take a machine down."""
