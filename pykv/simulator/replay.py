@@ -146,6 +146,10 @@ class Replayer:
             )
         if policy != "lru":
             raise ConfigError(f"policy is {name!r}: in virtual time allowed is 'lru'; others need serial")
+        if isinstance(speed, bool) or not isinstance(speed, int | float):
+            raise ConfigError(f"speed is {speed!r}: allowed is a finite number above 0")
+        if concurrency is not None and (type(concurrency) is not int or not 1 <= concurrency <= MAX_BLOCKS):
+            raise ConfigError(f"concurrency is {concurrency!r}: allowed are None and 1 to {MAX_BLOCKS}")
         config = self._config(blocks, native, allocator, scheduler)
         timed = native.replay_timed(
             config,
@@ -157,7 +161,7 @@ class Replayer:
         )
         report = timed_report(timed)
         return result(
-            hit_rate_blocks=report.misses.hit_rate,
+            hit_rate_blocks=report.lookups.hit_rate,
             hit_rate_tokens=sum(timed.request_column("cached_tokens")) / max(1, native.num_prompt_tokens),
             evictions=None,
             timed=report,
@@ -169,8 +173,8 @@ class Replayer:
 
     def _in_blocks_of(self, block_size: int | None) -> _core.Trace:
         size = self.trace.block_size if block_size is None else block_size
-        if type(size) is not int:
-            raise ConfigError(f"block_size is {size!r}: allowed is a whole number")
+        if type(size) is not int or not 1 <= size <= 65_536:
+            raise ConfigError(f"block_size is {size!r}: allowed are 1 to 65536")
         if size not in self._natives:
             self._natives[size] = self.trace.native.with_block_size(size)
         return self._natives[size]

@@ -30,7 +30,7 @@ def test_json_has_the_hit_rates_and_their_bounds(capsys: pytest.CaptureFixture[s
 
 def test_timed_json_has_percentiles_and_series_when_asked(capsys: pytest.CaptureFixture[str]) -> None:
     shown = json.loads(run(capsys, AGENTS, "--num-blocks", "500", "--json"))
-    assert {"ttft_p99", "tpot_p50", "queue_p90", "waste", "misses_evicted", "preemptions"} <= set(shown)
+    assert {"ttft_p99", "tpot_p50", "queue_p90", "waste", "lookups_evicted", "preemptions"} <= set(shown)
     assert "series" not in shown
     assert (
         len(json.loads(run(capsys, AGENTS, "--num-blocks", "500", "--json", "--series"))["series"]["running"])
