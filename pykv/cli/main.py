@@ -36,8 +36,8 @@ COMMANDS = {
     "eval-cache": Command(
         "pykv.cli.eval_cache", "models", "measures what each format of the cache costs in quality"
     ),
-    "plan": Command("pykv.cli.plan", "", "how many requests fit a model on some memory"),
     "fit": Command("pykv.cli.fit", "", "fits the cost model of a replay to a measured run"),
+    "plan": Command("pykv.cli.plan", "", "how many requests fit a model on some memory"),
     "replay": Command("pykv.cli.replay", "", "replays a trace of requests on the cache and the scheduler"),
     "serve": Command("pykv.service.main", "serve", "serves a model; the same as pykv-serve"),
 }

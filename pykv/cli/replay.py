@@ -118,8 +118,8 @@ def _parser() -> argparse.ArgumentParser:
     timed.add_argument(
         "--cost",
         metavar="MODEL",
-        help="seconds of a step: constant:S, linear:FIELD=S,..., roofline:DEVICE,..., or a file of pykv fit "
-        f"(default: {DEFAULT_COST}, for Llama 3.1 8B)",
+        help="seconds of a step: constant:S, linear:FIELD=S,..., roofline:GPU,model=NAME,..., or a file of pykv "
+        f"fit (default: {DEFAULT_COST})",
     )
     timed.add_argument(
         "--speed", type=float, metavar="X", help="requests come so many times as fast (default: 1)"

@@ -54,10 +54,10 @@ def report(result: ReplayResult) -> str:
 
 
 def _times(report: TimedReport) -> list[str]:
-    misses = report.misses
+    lookups = report.lookups
     lines = [
-        f"blocks          {misses.hit:,} found, {misses.never_seen:,} never seen, {misses.evicted:,} evicted, "
-        f"{misses.not_yet_computed:,} not yet computed, {misses.last:,} last of a prompt",
+        f"blocks          {lookups.hit:,} found, {lookups.never_seen:,} never seen, {lookups.evicted:,} evicted, "
+        f"{lookups.not_yet_computed:,} not yet computed, {lookups.last:,} last of a prompt",
         f"time            {report.seconds:,.1f} s, {report.steps:,} steps, {report.refused:,} requests refused",
         f"throughput      {report.output_tokens_per_second:,.0f} output tokens/s; {report.computed_tokens:,} computed",
     ]

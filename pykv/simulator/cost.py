@@ -9,34 +9,31 @@ from pathlib import Path
 from typing import Any
 
 from pykv.errors import ConfigError
+from pykv.layout import KvLayout
+from pykv.planner.tables import gpu_table, known_model
 
-__all__ = ["DEVICES", "CostModel", "Device"]
+__all__ = ["FLOPS", "CostModel"]
 
-
-@dataclass(frozen=True, slots=True)
-class Device:
-    """What an accelerator's data sheet says.
-
-    Attributes:
-        flops: of dense matrix products in 16 bit, a second.
-        bytes_per_second: read from its memory.
-    """
-
-    flops: float
-    bytes_per_second: float
-
-
-DEVICES = {
-    "a100": Device(312e12, 2.039e12),
-    "b200": Device(2250e12, 8.0e12),
-    "h100": Device(989e12, 3.35e12),
-    "h200": Device(989e12, 4.8e12),
-    "l4": Device(121e12, 0.3e12),
-    "l40s": Device(362e12, 0.864e12),
-    "mi300x": Device(1307e12, 5.3e12),
-    "rtx4090": Device(165e12, 1.008e12),
+FLOPS = {
+    "A10-24GB": 125e12,
+    "A100-40GB": 312e12,
+    "A100-80GB": 312e12,
+    "A100-PCIe-80GB": 312e12,
+    "B200-180GB": 2250e12,
+    "H100-80GB": 989e12,
+    "H100-NVL-94GB": 835e12,
+    "H100-PCIe-80GB": 756e12,
+    "H20-96GB": 148e12,
+    "H200-141GB": 989e12,
+    "L4-24GB": 121e12,
+    "L40S-48GB": 362e12,
+    "MI300X-192GB": 1307e12,
+    "MI325X-256GB": 1307e12,
+    "RTX-3090-24GB": 71e12,
+    "RTX-4090-24GB": 165e12,
+    "RTX-5090-32GB": 209e12,
 }
-"""By name; 80 GB, SXM or OAM forms where there are several. Source: the makers' data sheets."""
+"""Dense matrix products in 16 bit, a second, by the names of `pykv plan`. Source: the makers' data sheets."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,17 +74,19 @@ class CostModel:
     @classmethod
     def roofline(
         cls,
-        device: str | Device,
         *,
+        flops: float,
+        bytes_per_second: float,
         num_parameters: float,
         kv_bytes_per_token: float,
         bytes_per_parameter: float = 2.0,
         efficiency: float = 0.7,
     ) -> CostModel:
-        """The model of a device of which compute and memory reach a share of what the data sheet says.
+        """The model of a device of which compute and memory reach a share of what its data sheet says.
 
         Args:
-            device: a name of `DEVICES`, or numbers.
+            flops: of dense matrix products, a second.
+            bytes_per_second: read from its memory.
             num_parameters: of the model, those of them that a token uses.
             kv_bytes_per_token: `KvLayout.bytes_per_token`.
             bytes_per_parameter: 2 for 16 bit.
@@ -96,15 +95,13 @@ class CostModel:
         Raises:
             ConfigError: a value is not allowed.
         """
-        if isinstance(device, str):
-            if device not in DEVICES:
-                raise ConfigError(f"device is {device!r}: allowed are {', '.join(DEVICES)}")
-            device = DEVICES[device]
+        _check("flops", flops, 1e20)
+        _check("bytes_per_second", bytes_per_second, 1e18)
         _check("num_parameters", num_parameters, 1e15)
         _check("kv_bytes_per_token", kv_bytes_per_token, 1e12)
         _check("bytes_per_parameter", bytes_per_parameter, 64)
         _check("efficiency", efficiency, 1)
-        flops, bandwidth = device.flops * efficiency, device.bytes_per_second * efficiency
+        flops, bandwidth = flops * efficiency, bytes_per_second * efficiency
         return cls(
             fixed=5e-4,
             per_token=2 * num_parameters / flops,
@@ -118,8 +115,9 @@ class CostModel:
         """The model that a text names.
 
         Args:
-            text: `constant:SECONDS`; `linear:FIELD=SECONDS,...`; `roofline:DEVICE,parameters=N,kv_bytes=N,...` (and
-                `efficiency=`, `bytes_per_parameter=`); or the path of a JSON file.
+            text: `constant:SECONDS`; `linear:FIELD=SECONDS,...`; `roofline:GPU,model=NAME`, both by the names of
+                `pykv plan`, or in the place of the model `parameters=N,kv_bytes=N` (and `flops=`, `efficiency=`,
+                `bytes_per_parameter=`); or the path of a JSON file.
 
         Raises:
             ConfigError: the text is none of these.
@@ -132,15 +130,11 @@ class CostModel:
             _only(values, {field.name for field in fields(cls)} - {"overlaps"})
             return replace(cls(), **values)
         if separator and kind == "roofline":
-            device, _, rest = rest.partition(",")
-            values = {"parameters": 8.03e9, "kv_bytes": 131_072.0, **_assignments(rest)}
-            _only(values, {"parameters", "kv_bytes", "efficiency", "bytes_per_parameter"})
-            num_parameters, kv_bytes = values.pop("parameters"), values.pop("kv_bytes")
-            return cls.roofline(device, num_parameters=num_parameters, kv_bytes_per_token=kv_bytes, **values)
+            return cls.roofline(**_roofline(rest))
         if Path(text).is_file():
             return cls.load(text)
         raise ConfigError(
-            f"cost is {text!r}: allowed are constant:SECONDS, linear:FIELD=SECONDS,..., roofline:DEVICE,..., or the "
+            f"cost is {text!r}: allowed are constant:SECONDS, linear:FIELD=SECONDS,..., roofline:GPU,..., or the "
             "path of a JSON file"
         )
 
@@ -171,6 +165,38 @@ class CostModel:
             OSError: it cannot be written.
         """
         Path(path).write_text(json.dumps({"cost_model": asdict(self), **about}, indent=2) + "\n")
+
+
+def _roofline(text: str) -> dict[str, float]:
+    """What `GPU,model=NAME,...` says, as arguments of `CostModel.roofline`."""
+    gpu_name, _, rest = text.partition(",")
+    parts = dict(part.partition("=")[::2] for part in rest.split(",") if part)
+    names = {"parameters": "num_parameters", "kv_bytes": "kv_bytes_per_token"}
+    values = {"num_parameters": 8.03e9, "kv_bytes_per_token": 131_072.0}
+    if model := parts.pop("model", None):
+        values = _of_model(model)
+    _only(parts, {"model", "flops", "efficiency", "bytes_per_parameter", *names})
+    gpu = gpu_table(gpu_name)
+    if "flops" not in parts and gpu.name not in FLOPS:
+        raise ConfigError(
+            f"flops of {gpu.name} are not known: give flops=; known are those of {', '.join(FLOPS)}"
+        )
+    given = {names.get(name, name): _number(name, value) for name, value in parts.items()}
+    return {
+        "flops": FLOPS.get(gpu.name, 0.0),
+        "bytes_per_second": gpu.bandwidth_bytes_per_second,
+        **values,
+        **given,
+    }
+
+
+def _of_model(name: str) -> dict[str, float]:
+    _, entry = known_model(name)
+    layout = KvLayout.from_config(entry["config"], storage="latent")
+    return {
+        "num_parameters": entry["num_parameters"],
+        "kv_bytes_per_token": layout.bytes_per_token("bfloat16"),
+    }
 
 
 def _assignments(text: str) -> dict[str, float]:

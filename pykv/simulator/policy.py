@@ -15,11 +15,12 @@ if TYPE_CHECKING:
 
 __all__ = ["POLICIES", "BlockUse", "EvictionPolicy", "ranking_of"]
 
-POLICIES = ("lru", "session_end", "dead", "opt")
+POLICIES = ("lru", "session_end", "session_idle", "dead", "opt")
 """Those that are built in.
 
 `lru` is the production tree's own: the leaf that was used least recently. `session_end` is told when sessions end,
-and `dead` which blocks nobody uses again: these go first, the rest as in `lru`. `opt` evicts what is used again last.
+`session_idle` takes those for over that were idle for eight of their mean gaps, and `dead` is told which blocks nobody
+uses again: these go first, the rest as in `lru`. `opt` evicts what is used again last.
 """
 
 

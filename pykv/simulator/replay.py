@@ -19,8 +19,11 @@ from pykv.simulator.trace import Trace, read_trace
 __all__ = ["ALLOCATORS", "DEFAULT_COST", "Replayer", "replay"]
 
 ALLOCATORS = ("paged", "contiguous", "contiguous-exact")
-DEFAULT_COST = "roofline:h100"
-"""Llama 3.1 8B in 16 bit on one H100, at 70 % of its data sheet."""
+DEFAULT_COST = "roofline:H100,model=llama-3.1-8b"
+"""In 16 bit, at 70 % of the data sheet."""
+
+MAX_BLOCKS = 2**26
+"""A block takes some 70 bytes while it is replayed: more would take a machine down."""
 
 SCHEDULER_OPTIONS = {
     "max_num_seqs",
@@ -143,6 +146,10 @@ class Replayer:
             )
         if policy != "lru":
             raise ConfigError(f"policy is {name!r}: in virtual time allowed is 'lru'; others need serial")
+        if isinstance(speed, bool) or not isinstance(speed, int | float):
+            raise ConfigError(f"speed is {speed!r}: allowed is a finite number above 0")
+        if concurrency is not None and (type(concurrency) is not int or not 1 <= concurrency <= MAX_BLOCKS):
+            raise ConfigError(f"concurrency is {concurrency!r}: allowed are None and 1 to {MAX_BLOCKS}")
         config = self._config(blocks, native, allocator, scheduler)
         timed = native.replay_timed(
             config,
@@ -154,7 +161,7 @@ class Replayer:
         )
         report = timed_report(timed)
         return result(
-            hit_rate_blocks=report.misses.hit_rate,
+            hit_rate_blocks=report.lookups.hit_rate,
             hit_rate_tokens=sum(timed.request_column("cached_tokens")) / max(1, native.num_prompt_tokens),
             evictions=None,
             timed=report,
@@ -166,8 +173,8 @@ class Replayer:
 
     def _in_blocks_of(self, block_size: int | None) -> _core.Trace:
         size = self.trace.block_size if block_size is None else block_size
-        if type(size) is not int:
-            raise ConfigError(f"block_size is {size!r}: allowed is a whole number")
+        if type(size) is not int or not 1 <= size <= 65_536:
+            raise ConfigError(f"block_size is {size!r}: allowed are 1 to 65536")
         if size not in self._natives:
             self._natives[size] = self.trace.native.with_block_size(size)
         return self._natives[size]
@@ -180,9 +187,9 @@ class Replayer:
                 share = -1
             hits = native.replay_infinite()
             num_blocks = int(share * (hits.queried_blocks - hits.blocks)) if 0 < share <= 100 else num_blocks
-        if type(num_blocks) is not int or not 1 <= num_blocks < 2**30:
+        if type(num_blocks) is not int or not 1 <= num_blocks <= MAX_BLOCKS:
             raise ConfigError(
-                f"num_blocks is {num_blocks!r}: allowed are 1 to {2**30 - 1}, or a share such as '10%'"
+                f"num_blocks is {num_blocks!r}: allowed are 1 to {MAX_BLOCKS}, or a share such as '10%'"
             )
         return num_blocks
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["PERCENTILES", "MissReasons", "Percentiles", "ReplayResult", "TimeSeries", "TimedReport"]
+__all__ = ["PERCENTILES", "Lookups", "Percentiles", "ReplayResult", "TimeSeries", "TimedReport"]
 
 PERCENTILES = (50, 90, 95, 99)
 
@@ -24,7 +24,7 @@ class Percentiles:
 
 
 @dataclass(frozen=True, slots=True)
-class MissReasons:
+class Lookups:
     """The blocks of all prompts, by what the lookup gave when their requests started.
 
     Attributes:
@@ -91,7 +91,7 @@ class TimedReport:
         recomputed_tokens: computed again after it.
         swapped_blocks: copied to or from the host for it.
         stalled_seconds: that requests waited to go on after it.
-        misses: the blocks of all prompts, by what the lookup gave.
+        lookups: the blocks of all prompts, by what the lookup gave.
         series: over time.
     """
 
@@ -114,7 +114,7 @@ class TimedReport:
     recomputed_tokens: int
     swapped_blocks: int
     stalled_seconds: float
-    misses: MissReasons
+    lookups: Lookups
     series: TimeSeries = dataclasses.field(repr=False)
 
 

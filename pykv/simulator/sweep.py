@@ -57,9 +57,12 @@ def sweep(
         raise ConfigError("sweep: at least one option with at least one value is needed")
     replayer = Replayer(trace)
     points = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
+    pool = ThreadPoolExecutor(os.cpu_count())
+    try:
         running = pool.map(lambda point: replayer.run(**{**(options or {}), **point}), points)
         results = list(_told(running, len(points), on_done))
+    finally:
+        pool.shutdown(cancel_futures=True)  # after an error, or Ctrl-C, the rest is of no use
     return [SweepPoint(point, result) for point, result in zip(points, results, strict=True)]
 
 

@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from pykv import _core
-from pykv.simulator.result import PERCENTILES, MissReasons, Percentiles, TimedReport, TimeSeries
+from pykv.simulator.result import PERCENTILES, Lookups, Percentiles, TimedReport, TimeSeries
 
 __all__ = ["timed_report"]
 
@@ -62,7 +62,7 @@ def timed_report(timed: _core.TimedReplay) -> TimedReport:
         recomputed_tokens=int(request["recomputed_tokens"].sum()),
         swapped_blocks=int(totals["swapped_blocks"]),
         stalled_seconds=_sum(request["stalled_seconds"]),
-        misses=MissReasons(**{name: int(totals[name]) for name in MissReasons.__dataclass_fields__}),
+        lookups=Lookups(**{name: int(totals[name]) for name in Lookups.__dataclass_fields__}),
         series=TimeSeries(
             start_seconds=tuple(point["start"].tolist()),
             kv_usage=tuple((point["reserved_slots"] / slots).tolist()),

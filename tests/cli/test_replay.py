@@ -30,7 +30,7 @@ def test_json_has_the_hit_rates_and_their_bounds(capsys: pytest.CaptureFixture[s
 
 def test_timed_json_has_percentiles_and_series_when_asked(capsys: pytest.CaptureFixture[str]) -> None:
     shown = json.loads(run(capsys, AGENTS, "--num-blocks", "500", "--json"))
-    assert {"ttft_p99", "tpot_p50", "queue_p90", "waste", "misses_evicted", "preemptions"} <= set(shown)
+    assert {"ttft_p99", "tpot_p50", "queue_p90", "waste", "lookups_evicted", "preemptions"} <= set(shown)
     assert "series" not in shown
     assert (
         len(json.loads(run(capsys, AGENTS, "--num-blocks", "500", "--json", "--series"))["series"]["running"])
@@ -120,3 +120,19 @@ def test_replay_brings_no_heavy_module() -> None:
         f"sys.exit(bool(set(sys.modules) & set({HEAVY!r})))"
     )
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, timeout=60)
+
+
+def test_a_long_replay_ends_at_once_when_interrupted(tmp_path: Path) -> None:
+    row = json.dumps({"ts": 0, "in": 5, "out": 50_000_000, "s": None, "h": None})
+    path = tmp_path / "long.jsonl"
+    path.write_text(json.dumps({"name": "long", "block_size": None}) + "\n" + row + "\n")
+    code = (
+        "import os, signal, threading; from pykv.simulator.replay import Replayer;"
+        "from pykv.simulator.trace import read_trace;"
+        f"replayer = Replayer(read_trace({str(path)!r}));"
+        "threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start();"
+        "replayer.run(num_blocks=4_000_000)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode != 0
+    assert "KeyboardInterrupt" in done.stderr

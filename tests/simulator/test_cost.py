@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 import pykv
-from pykv.simulator.cost import DEVICES, Device
+from pykv.planner.tables import gpu_names
+from pykv.simulator.cost import FLOPS
 
 
 def test_a_model_that_was_saved_is_the_same_when_loaded(tmp_path: Path) -> None:
@@ -26,16 +27,24 @@ def test_texts_name_models() -> None:
 
 
 def test_a_roofline_is_the_data_sheet_over_the_efficiency() -> None:
-    device = Device(flops=100e12, bytes_per_second=1e12)
-    model = pykv.CostModel.roofline(device, num_parameters=1e9, kv_bytes_per_token=1e5, efficiency=0.5)
+    model = pykv.CostModel.roofline(
+        flops=100e12, bytes_per_second=1e12, num_parameters=1e9, kv_bytes_per_token=1e5, efficiency=0.5
+    )
     assert model.per_token == pytest.approx(2e9 / 50e12)
     assert model.weights == pytest.approx(2e9 / 0.5e12)
     assert model.per_context_token == pytest.approx(1e5 / 0.5e12)
     assert model.overlaps
-    assert pykv.CostModel.parse("roofline:h100,parameters=8.03e9,kv_bytes=131072,efficiency=0.7") == (
-        pykv.CostModel.roofline("h100", num_parameters=8.03e9, kv_bytes_per_token=131_072)
+
+
+def test_a_roofline_is_named_by_the_planners_names() -> None:
+    by_name = pykv.CostModel.parse("roofline:h100,model=llama-3.1-8b")
+    by_hand = pykv.CostModel.roofline(
+        flops=989e12, bytes_per_second=3.35e12, num_parameters=8_030_261_248, kv_bytes_per_token=131_072
     )
-    assert set(DEVICES) > {"a100", "h100", "rtx4090"}
+    assert by_name == by_hand
+    assert set(FLOPS) < set(gpu_names())
+    own = pykv.CostModel.parse("roofline:RTX-PRO-6000,flops=4e14,parameters=3e10,kv_bytes=98304")
+    assert own.per_token == pytest.approx(6e10 / (0.7 * 4e14))
 
 
 @pytest.mark.parametrize(
@@ -45,7 +54,10 @@ def test_a_roofline_is_the_data_sheet_over_the_efficiency() -> None:
         ("constant:x", "constant is 'x'"),
         ("constant:-1", "fixed is -1.0: allowed are seconds from 0"),
         ("linear:speed=3", r"\['speed'\] is unknown; known are fixed"),
-        ("roofline:abacus", "device is 'abacus': allowed are a100"),
+        ("roofline:abacus", "gpu is 'abacus', which is not known"),
+        ("roofline:RTX-PRO-6000", "flops of RTX-PRO-6000-96GB are not known: give flops="),
+        ("roofline:h100,model=unheard-of", "model is 'unheard-of'"),
+        ("roofline:h100,colour=3", r"\['colour'\] is unknown"),
         ("roofline:h100,efficiency=2", "efficiency is 2"),
     ],
 )

@@ -39,14 +39,14 @@ def test_percentiles_lie_between_requests_in_proportion(write_trace: WriteTrace)
     assert timed.latency == Percentiles(3.0, 3.0, pytest.approx(4.6), pytest.approx(4.8), pytest.approx(4.96))
 
 
-def test_a_prefix_is_found_and_misses_have_reasons(write_trace: WriteTrace) -> None:
+def test_a_prefix_is_found_and_lookups_have_reasons(write_trace: WriteTrace) -> None:
     path = write_trace(
         [(0, 33, 1, None, [[0, 3]]), (9, 33, 1, None, [[0, 2], [9, 1]]), (18, 40, 1, None, [[20, 3]])]
     )
     result = pykv.replay(path, num_blocks=20, cost=SECOND)
     assert result.timed is not None
-    misses = result.timed.misses
-    assert (misses.hit, misses.never_seen, misses.evicted, misses.last) == (2, 4, 0, 3)
+    lookups = result.timed.lookups
+    assert (lookups.hit, lookups.never_seen, lookups.evicted, lookups.last) == (2, 4, 0, 3)
     assert result.hit_rate_tokens == 32 / 106
 
 
@@ -130,7 +130,10 @@ def test_a_sweep_is_its_replays_in_order_and_tells_how_far_it_is() -> None:
         ({"allocator": "buddy"}, "allocator is 'buddy': allowed are paged, contiguous, contiguous-exact"),
         ({"policy": "opt"}, "policy is 'opt': in virtual time allowed is 'lru'"),
         ({"speed": 0.0}, "speed is 0"),
+        ({"speed": "fast"}, "speed is 'fast'"),
         ({"concurrency": 0}, "concurrency is 0"),
+        ({"concurrency": -1}, "concurrency is -1"),
+        ({"block_size": -16}, "block_size is -16"),
         ({"cost": "free"}, "cost is 'free'"),
         ({"cost": pykv.CostModel()}, "a step takes at least 1 ns"),
         ({"max_seqs": 3}, "max_seqs is unknown: known options are admission"),

@@ -82,7 +82,7 @@ class Texts:
     def _add(self, line: Line, text: str, output_tokens: int, session: object) -> None:
         self._rows.add(
             line,
-            arrival=self._now,
+            arrival=round(self._now, 6),  # so that no machine's logarithm differs in it
             prompt_tokens=_tokens(text),
             output_tokens=output_tokens,
             session=session,

@@ -225,10 +225,16 @@ impl Trace {
     ) -> PyResult<TimedReplay> {
         let arrivals =
             concurrency.map_or(Arrivals::Trace { speed }, |concurrency| Arrivals::Closed { concurrency });
+        let mut signal = Ok(());
         let core = py.detach(|| {
             let allocator = Allocator::from_name(allocator)?;
-            allocator.replay(&self.core, config.config()?, knows_outputs, &cost.into(), arrivals)
+            let goes_on = || {
+                signal = Python::attach(|py| py.check_signals());
+                signal.is_ok()
+            };
+            allocator.replay(&self.core, config.config()?, knows_outputs, &cost.into(), arrivals, goes_on)
         });
+        signal?;
         Ok(TimedReplay { core: core.map_err(|error| exception(&error))? })
     }
 

@@ -158,7 +158,7 @@ impl Trace {
     pub fn with_block_size(&self, block_size: usize) -> Result<Self> {
         let mut trace = Self::new(block_size)?;
         let pieces = (self.block_size / block_size) as u32;
-        if !self.runs.is_empty() && self.block_size % block_size != 0 {
+        if !self.runs.is_empty() && !self.block_size.is_multiple_of(block_size) {
             let allowed = format!("a divisor of the trace's block size {}", self.block_size);
             return Err(Error::config("block_size", block_size, allowed));
         }

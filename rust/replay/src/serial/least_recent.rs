@@ -11,8 +11,10 @@ use crate::trace::Trace;
 /// # Errors
 /// [`pykv_core::Error::InvalidConfig`] if such a pool cannot be.
 pub fn least_recent(trace: &Trace, num_blocks: usize) -> Result<Hits> {
+    // A larger pool than the trace has blocks is one that never evicts, as one of that size is.
+    let num_blocks = num_blocks.min(trace.num_blocks().max(1));
     // A symbol is looked up as the one token of a block of one token. The null block comes on top.
-    let pool = BlockPool::new(num_blocks.saturating_add(1), BlockSize::new(1)?)?;
+    let pool = BlockPool::new(num_blocks + 1, BlockSize::new(1)?)?;
     let mut cache = PrefixCache::new(pool, HashOptions::default());
     let scope = cache.enter_scope(&[]);
     let mut hits = Hits::default();

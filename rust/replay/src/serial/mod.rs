@@ -8,12 +8,14 @@ mod ended;
 mod least_recent;
 mod policy;
 mod ranked;
+mod sessions;
 
 pub use bounds::{infinite, optimum};
-pub use ended::{SessionEnds, UnusedAgain};
+pub use ended::UnusedAgain;
 pub use least_recent::least_recent;
 pub use policy::Policy;
 pub use ranked::{Ranking, Use, ranked};
+pub use sessions::{End, SessionEnds};
 
 use crate::trace::Trace;
 

@@ -2,8 +2,11 @@
 
 use pykv_core::{Error, Result};
 
-use super::{Hits, SessionEnds, UnusedAgain, least_recent, optimum, ranked};
+use super::{End, Hits, SessionEnds, UnusedAgain, least_recent, optimum, ranked};
 use crate::trace::Trace;
+
+/// Gaps after which an idle session is taken for over.
+const IDLE: End = End::Idle { gaps: 8.0 };
 
 /// Which cached block makes room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -12,6 +15,8 @@ pub enum Policy {
     Lru,
     /// As `Lru`, but blocks of which it is known that all sessions that used them are over go first.
     SessionEnd,
+    /// As `Lru`, but blocks of which it is guessed that all sessions that used them are over go first.
+    SessionIdle,
     /// As `Lru`, but blocks of which it is known that nobody uses them again go first.
     Dead,
     /// What is used again last: the most that any policy finds.
@@ -27,9 +32,10 @@ impl Policy {
         match name {
             "lru" => Ok(Self::Lru),
             "session_end" => Ok(Self::SessionEnd),
+            "session_idle" => Ok(Self::SessionIdle),
             "dead" => Ok(Self::Dead),
             "opt" => Ok(Self::Opt),
-            _ => Err(Error::config("policy", name, "lru, session_end, dead or opt")),
+            _ => Err(Error::config("policy", name, "lru, session_end, session_idle, dead or opt")),
         }
     }
 
@@ -41,7 +47,11 @@ impl Policy {
         match self {
             Self::Lru => least_recent(trace, num_blocks),
             Self::SessionEnd => {
-                let Ok(hits) = ranked(trace, num_blocks, &mut SessionEnds::new(trace));
+                let Ok(hits) = ranked(trace, num_blocks, &mut SessionEnds::new(trace, End::Told));
+                Ok(hits)
+            }
+            Self::SessionIdle => {
+                let Ok(hits) = ranked(trace, num_blocks, &mut SessionEnds::new(trace, IDLE));
                 Ok(hits)
             }
             Self::Dead => {

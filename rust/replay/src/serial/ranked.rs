@@ -29,8 +29,8 @@ pub trait Ranking {
     /// Its own.
     fn rank(&mut self, used: Use<'_>, ranks: &mut Vec<f64>) -> Result<(), Self::Error>;
 
-    /// Blocks used earlier whose rank is another one since the last use.
-    fn changed(&mut self) -> Vec<(BlockNumber, f64)> {
+    /// Blocks used earlier whose rank is another one by the time that a request comes.
+    fn changes(&mut self, _request: usize) -> Vec<(BlockNumber, f64)> {
         Vec::new()
     }
 }
@@ -44,6 +44,7 @@ pub fn ranked<R: Ranking>(trace: &Trace, num_blocks: usize, ranking: &mut R) -> 
     let mut hits = Hits::default();
     let (mut chain, mut ranks) = (Vec::new(), Vec::new());
     for request in 0..trace.requests().len() {
+        ranking.changes(request).into_iter().for_each(|(block, rank)| cache.change(block, rank));
         chain.clear();
         chain.extend(trace.blocks(request).take(num_blocks));
         let found = cache.insert(&chain, request as u32);
@@ -51,7 +52,6 @@ pub fn ranked<R: Ranking>(trace: &Trace, num_blocks: usize, ranking: &mut R) -> 
         ranks.clear();
         ranking.rank(Use { request, blocks: &chain, found }, &mut ranks)?;
         cache.release(&chain, &ranks);
-        ranking.changed().into_iter().for_each(|(block, rank)| cache.change(block, rank));
     }
     hits.evictions = cache.evictions;
     Ok(hits)

@@ -123,10 +123,33 @@ fn an_ended_session_leaves_what_another_one_uses() {
     add(1, &[1, 3]);
     add(2, &[5]);
     add(0, &[1, 2]);
-    let Ok(told) = ranked(&trace, 3, &mut SessionEnds::new(&trace));
+    let Ok(told) = ranked(&trace, 3, &mut SessionEnds::new(&trace, End::Told));
     // Session 1 is over after its only request: 3 goes, 1 stays since session 0 uses it too.
     assert_eq!(told.blocks, 1 + 2);
     assert_eq!(least_recent(&trace, 3).unwrap().blocks, 1 + 1);
+}
+
+#[test]
+fn a_session_that_is_idle_for_long_is_taken_for_over_until_it_comes_again() {
+    let mut trace = Trace::new(1).unwrap();
+    let mut add = |arrival: f64, session, start: BlockNumber| {
+        let request = Request { arrival, prompt_tokens: 1, output_tokens: 1, session: Some(session) };
+        trace.push(request, [Run { start, length: 1 }]).unwrap();
+    };
+    // Session 0 has gaps of 1 second, session 1 of 50: at 60 seconds 0 is idle for long, 1 is not.
+    add(0.0, 0, 5);
+    add(0.0, 1, 6);
+    add(1.0, 0, 5);
+    add(50.0, 1, 6);
+    add(51.0, 0, 5);
+    add(130.0, 2, 7);
+    add(131.0, 1, 6);
+    add(132.0, 0, 5);
+    let idle = End::Idle { gaps: 2.0 };
+    let Ok(guessed) = ranked(&trace, 2, &mut SessionEnds::new(&trace, idle));
+    // At 130 the mean gap of session 0 is 25.5 seconds, so it is over since 102, and its block makes room, although that
+    // of session 1 was used earlier.
+    assert_eq!((guessed.blocks, least_recent(&trace, 2).unwrap().blocks), (4, 3));
 }
 
 #[test]

@@ -28,7 +28,7 @@ impl Allocator {
         }
     }
 
-    /// Replays a trace on the memory that a scheduler with these options would have.
+    /// Replays a trace on the memory that a scheduler with these options would have: see [`replay`].
     ///
     /// # Errors
     /// [`Error::InvalidConfig`] for options, costs or arrivals that cannot be.
@@ -39,10 +39,11 @@ impl Allocator {
         knows_outputs: bool,
         cost: &CostModel,
         arrivals: Arrivals,
+        goes_on: impl FnMut() -> bool,
     ) -> Result<Outcome> {
         config.validate()?;
         match self {
-            Self::Paged => replay(trace, &mut Paged::new(config, knows_outputs)?, cost, arrivals),
+            Self::Paged => replay(trace, &mut Paged::new(config, knows_outputs)?, cost, arrivals, goes_on),
             Self::Contiguous(reservation) => {
                 let limits = Limits {
                     num_slots: (config.num_blocks - 1) * config.block_size,
@@ -50,7 +51,7 @@ impl Allocator {
                     max_num_seqs: config.max_num_seqs,
                     max_num_batched_tokens: config.max_num_batched_tokens,
                 };
-                replay(trace, &mut Contiguous::new(limits, reservation), cost, arrivals)
+                replay(trace, &mut Contiguous::new(limits, reservation), cost, arrivals, goes_on)
             }
         }
     }

@@ -92,7 +92,10 @@ pub struct Outcome {
 /// Points of the series over time.
 const MAX_POINTS: usize = 512;
 
-/// Replays a trace on an engine.
+/// Steps after which it is asked whether to go on.
+const STEPS_BETWEEN_LOOKS: u64 = 4096;
+
+/// Replays a trace on an engine, as far as `goes_on` allows: it is asked now and then.
 ///
 /// # Errors
 /// [`Error::InvalidConfig`] for a cost model or arrivals that cannot be; those of the engine.
@@ -101,11 +104,15 @@ pub fn replay(
     engine: &mut impl Engine,
     cost: &CostModel,
     arrivals: Arrivals,
+    mut goes_on: impl FnMut() -> bool,
 ) -> Result<Outcome> {
     cost.validate()?;
     arrivals.validate()?;
     let mut run = Run::new(trace, arrivals);
     loop {
+        if run.outcome.steps.is_multiple_of(STEPS_BETWEEN_LOOKS) && !goes_on() {
+            return Ok(run.finish());
+        }
         run.submit(engine)?;
         match engine.begin(run.now)? {
             Some(swapped_blocks) => run.step(engine, cost, swapped_blocks)?,

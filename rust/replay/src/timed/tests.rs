@@ -35,12 +35,12 @@ fn config(num_blocks: usize) -> SchedulerConfig {
 
 fn paged(trace: &Trace, num_blocks: usize, arrivals: Arrivals) -> Outcome {
     let mut engine = Paged::new(config(num_blocks), false).unwrap();
-    replay(trace, &mut engine, &SECOND, arrivals).unwrap()
+    replay(trace, &mut engine, &SECOND, arrivals, || true).unwrap()
 }
 
 fn contiguous(trace: &Trace, num_slots: usize, reservation: Reservation) -> Outcome {
     let limits = Limits { num_slots, max_model_len: 32, max_num_seqs: 8, max_num_batched_tokens: 64 };
-    replay(trace, &mut Contiguous::new(limits, reservation), &SECOND, AS_TRACED).unwrap()
+    replay(trace, &mut Contiguous::new(limits, reservation), &SECOND, AS_TRACED, || true).unwrap()
 }
 
 #[test]
@@ -119,11 +119,11 @@ fn the_scheduler_and_one_piece_give_each_request_its_tokens_at_the_same_time_whe
     let trace = trace_of(&requests);
     let mut engine =
         Paged::new(SchedulerConfig { max_num_batched_tokens: 64, ..config(2000) }, false).unwrap();
-    let in_blocks = replay(&trace, &mut engine, &SECOND, AS_TRACED).unwrap();
+    let in_blocks = replay(&trace, &mut engine, &SECOND, AS_TRACED, || true).unwrap();
     let limits =
         Limits { num_slots: 8000, max_model_len: 100, max_num_seqs: 256, max_num_batched_tokens: 64 };
     let mut engine = Contiguous::new(limits, Reservation::Cap);
-    let in_one_piece = replay(&trace, &mut engine, &SECOND, AS_TRACED).unwrap();
+    let in_one_piece = replay(&trace, &mut engine, &SECOND, AS_TRACED, || true).unwrap();
     let times = |outcome: &Outcome| -> Vec<_> {
         outcome.requests.iter().map(|served| (served.started, served.first_token, served.ended)).collect()
     };
@@ -131,11 +131,25 @@ fn the_scheduler_and_one_piece_give_each_request_its_tokens_at_the_same_time_whe
 }
 
 #[test]
+fn a_replay_that_may_not_go_on_ends() {
+    let trace = trace_of(&[(0.0, 4, 20_000, &[])]);
+    let config = SchedulerConfig { max_model_len: 30_000, ..config(8000) };
+    let mut asked = 0;
+    let goes_on = || {
+        asked += 1;
+        asked < 3
+    };
+    let outcome =
+        replay(&trace, &mut Paged::new(config, false).unwrap(), &SECOND, AS_TRACED, goes_on).unwrap();
+    assert_eq!(outcome.steps, 2 * STEPS_BETWEEN_LOOKS);
+}
+
+#[test]
 fn impossible_arrivals_and_costs_are_refused() {
     let trace = trace_of(&[(0.0, 4, 1, &[])]);
     let mut engine = Paged::new(config(8), false).unwrap();
     for arrivals in [Arrivals::Trace { speed: 0.0 }, Arrivals::Closed { concurrency: 0 }] {
-        assert!(replay(&trace, &mut engine, &SECOND, arrivals).is_err());
+        assert!(replay(&trace, &mut engine, &SECOND, arrivals, || true).is_err());
     }
-    assert!(replay(&trace, &mut engine, &CostModel::default(), AS_TRACED).is_err());
+    assert!(replay(&trace, &mut engine, &CostModel::default(), AS_TRACED, || true).is_err());
 }
