@@ -226,6 +226,9 @@ impl Sequence {
 
     /// Blocks of one of its tables that stay there whatever becomes of the drafts.
     pub(super) fn num_lasting_blocks(&self, table: &BlockTable) -> usize {
+        if self.num_drafts == 0 {
+            return table.len();
+        }
         table.block_size().blocks_for(self.num_known()).min(table.len())
     }
 }
