@@ -99,6 +99,36 @@ def decode_step(num_seqs: int, count: int, *, page_lists: bool = False) -> Resul
     return microseconds(name, driver.time_decodes(num_seqs, count))
 
 
+def decode_step_drafts(num_drafts: int = 3, count: int = 1000) -> Result:
+    """256 sequences with drafts each, none of which is right: `propose`, `plan` and `apply`."""
+    driver = Driver(
+        num_blocks=256 * (128 + count + 400) // 16 + 1024,
+        max_num_batched_tokens=8192,
+        num_lookahead_tokens=num_drafts,
+    )
+    driver.prefill(256, 128, count + 200)
+    rows = np.arange(256, dtype=np.int32)
+    starts = np.arange(257, dtype=np.int32) * num_drafts
+    drafts = np.full(256 * num_drafts, 50_000)
+    sampled = driver.random.integers(0, 50_000, (count, 256 * (1 + num_drafts)))
+    seconds = []
+    for index in range(count):
+        start = time.perf_counter()
+        driver.scheduler.propose(rows, starts, drafts)
+        plan = driver.plan()
+        assert plan is not None
+        driver.scheduler.apply(plan, sampled[index], np.zeros(plan.num_samples, np.uint8))
+        seconds.append(time.perf_counter() - start)
+        assert plan.num_draft_rows == 256
+    return Result(
+        f"decode_step_256_drafts_{num_drafts}",
+        "propose_plan_apply",
+        statistics.median(seconds) * 1e6,
+        "us",
+        count,
+    )
+
+
 def decode_step_full_pool(num_blocks: int, name: str, count: int = 1000) -> Result:
     """256 sequences that decode while every new block evicts a cached one."""
     driver = Driver(
@@ -186,6 +216,7 @@ def recompute_tax() -> list[Result]:
 CASES: dict[str, Callable[[], Result | list[Result]]] = {
     "decode_step_256": lambda: decode_step(256, 2000),
     "decode_step_256_page_lists": lambda: decode_step(256, 2000, page_lists=True),
+    "decode_step_256_drafts_3": decode_step_drafts,
     "decode_step_4096": lambda: decode_step(4096, 200),
     "decode_step_256_full_pool_4k": lambda: decode_step_full_pool(4_096, "4k", 200),
     "decode_step_256_full_pool_32k": lambda: decode_step_full_pool(32_768, "32k"),

@@ -85,6 +85,11 @@ impl BlockTable {
         self.pool.allocate(count, |block| blocks.push(block))
     }
 
+    /// Makes the table's list large enough for `len` blocks. Takes none.
+    pub fn reserve(&mut self, len: usize) {
+        self.blocks.reserve_exact(len.saturating_sub(self.blocks.len()));
+    }
+
     /// A second table over the same blocks: a block is copied when one of both is about to write it.
     pub fn fork(&self) -> Self {
         self.held().iter().for_each(|&block| self.pool.retain(block));

@@ -277,7 +277,7 @@ impl Scheduler {
     fn fork(&mut self, leader: SeqIndex, child: usize) -> SeqIndex {
         let epoch = self.new_epoch();
         let leader = &self.sequences[leader];
-        let fork = Sequence {
+        let mut fork = Sequence {
             key: SeqKey { child: leader.key.child + child as u32, ..leader.key },
             scope: leader.scope,
             tokens: leader.tokens.clone(),
@@ -300,6 +300,7 @@ impl Scheduler {
             swapped: None,
             stalled_since: None,
         };
+        fork.reserve(self.block_size);
         let index = self.sequences.insert(fork);
         self.forked.push(index);
         index

@@ -96,6 +96,8 @@ pub struct Scheduler {
     totals: Totals,
     outputs: OutputEstimate,
     growths: Vec<Growth>,
+    /// Those that may start in the step at hand.
+    candidates: Vec<SeqIndex>,
 }
 
 impl Scheduler {
@@ -139,6 +141,7 @@ impl Scheduler {
             totals: Totals::default(),
             outputs: OutputEstimate::default(),
             growths: Vec::new(),
+            candidates: Vec::new(),
             config,
         })
     }

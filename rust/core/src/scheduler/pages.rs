@@ -55,6 +55,7 @@ impl PageLists<'_> {
         sync: &mut PageSync,
     ) {
         let (size, num_groups) = (config.block_size, config.groups.len());
+        let list_len = max_indices(config);
         let mut start = 0;
         self.kv_indptr[0].set(0);
         sync.runs.truncate(step.rows.len() * num_groups);
@@ -65,7 +66,7 @@ impl PageLists<'_> {
                 let lasting = sequence.num_lasting_blocks(table).min(len);
                 let dropped = table.num_dropped().min(len);
                 let run = Run { epoch: sequence.epoch, start, len, lasting, dropped };
-                let cells = &self.kv_indices[group * max_indices(config)..][start..start + len];
+                let cells = &self.kv_indices[group * list_len..][start..start + len];
                 for places in sync.advance(batch_row * num_groups + group, run) {
                     let blocks = &table.blocks()[places.clone()];
                     cells[places].iter().zip(blocks).for_each(|(cell, block)| cell.set(block.get() as i32));

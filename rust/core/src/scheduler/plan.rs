@@ -152,7 +152,8 @@ impl Scheduler {
         while self.queue_changed && step.num_tokens < self.config.max_num_batched_tokens {
             // Looked at again when something has changed; that some of these start is a change.
             self.queue_changed = false;
-            for index in self.candidates() {
+            let candidates = self.candidates();
+            for &index in &candidates {
                 if step.num_tokens < self.config.max_num_batched_tokens && self.admit(step, index)? {
                     self.queue_changed = true;
                     self.pass_waiting(index);
@@ -162,13 +163,16 @@ impl Scheduler {
                     break;
                 }
             }
+            self.candidates = candidates;
         }
         Ok(())
     }
 
     /// The sequences that may start in this step, in the order in which they are tried.
     fn candidates(&mut self) -> Vec<SeqIndex> {
-        let mut candidates: Vec<SeqIndex> = self.waiting.values().take(MAX_CANDIDATES).copied().collect();
+        let mut candidates = std::mem::take(&mut self.candidates);
+        candidates.clear();
+        candidates.extend(self.waiting.values().take(MAX_CANDIDATES));
         if self.config.queue_order == QueueOrder::LongestPrefix && !self.must_not_be_passed() {
             candidates.sort_by_cached_key(|&index| std::cmp::Reverse(self.probe(index).hits));
         }
@@ -390,6 +394,7 @@ impl Scheduler {
         sequence.shared_blocks = sequence.cursor.published;
         self.swap_in(step, index);
         let sequence = &mut self.sequences[index];
+        sequence.reserve(self.block_size);
         for child in 0..sequence.num_samples {
             let row = self.free_rows.pop().expect("admission saw enough rows");
             sequence.rows.push(row);

@@ -9,7 +9,7 @@
 
 use crate::groups::Tables;
 use crate::prefix::{Cursor, ScopeId};
-use crate::units::{RequestId, Row, TokenId};
+use crate::units::{BlockSize, RequestId, Row, TokenId};
 
 /// Who a sequence is, and who comes first: by rank, then requests by age, then the samples of one in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -32,6 +32,9 @@ pub(super) struct Swapped {
     /// The step that copied them out.
     pub(super) step: u64,
 }
+
+/// Tokens to come that a sequence has room for when it starts; the lists of a longer one double as it grows.
+const RESERVED_TOKENS: usize = 2048;
 
 #[derive(Debug)]
 pub(super) struct Sequence {
@@ -81,6 +84,14 @@ impl Sequence {
     /// Blocks that it holds, over all groups.
     pub(super) fn num_held(&self) -> usize {
         self.tables.iter().map(|table| table.held().len()).sum()
+    }
+
+    /// Makes its lists large enough for the tokens to come, so that most steps allocate nothing.
+    pub(super) fn reserve(&mut self, size: BlockSize) {
+        let room = (self.max_len - self.tokens.len()).min(RESERVED_TOKENS);
+        let num_blocks = size.blocks_for(self.tokens.len() + room);
+        self.tokens.reserve_exact(room);
+        self.tables.iter_mut().for_each(|table| table.reserve(num_blocks));
     }
 
     pub(super) fn row(&self) -> Row {

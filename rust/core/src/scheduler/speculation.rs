@@ -34,6 +34,7 @@ pub(super) struct Drafts {
     /// By row: where its drafts stand in `tokens`.
     spans: Vec<Span>,
     tokens: Vec<TokenId>,
+    seen: Vec<bool>,
     /// The batch rows of the plan at hand that check drafts.
     checking: Vec<Scheduled>,
 }
@@ -59,7 +60,8 @@ impl Drafts {
 }
 
 impl Proposal<'_> {
-    fn check(&self, max_num_seqs: usize, max_drafts: usize) -> Result<()> {
+    /// `seen` is overwritten: an entry a row.
+    fn check(&self, max_num_seqs: usize, max_drafts: usize, seen: &mut Vec<bool>) -> Result<()> {
         let needed = self.rows.len() + 1;
         if self.starts.len() != needed {
             return Err(Error::ArrayLength { array: "starts", length: self.starts.len(), needed });
@@ -70,7 +72,8 @@ impl Proposal<'_> {
         if self.starts[0] != 0 {
             return value("starts", 0, self.starts[0], "0");
         }
-        let mut seen = vec![false; max_num_seqs];
+        seen.clear();
+        seen.resize(max_num_seqs, false);
         for (index, (&row, span)) in self.rows.iter().zip(self.starts.windows(2)).enumerate() {
             if row >= max_num_seqs || std::mem::replace(&mut seen[row], true) {
                 return value("rows", index, row, "a row of the block tables, each at most once");
@@ -101,8 +104,8 @@ impl Scheduler {
         if self.in_flight {
             return Err(Error::StepInFlight { plan: self.step.id });
         }
-        proposal.check(self.config.max_num_seqs, self.config.num_lookahead_tokens)?;
         let drafts = &mut self.drafts;
+        proposal.check(self.config.max_num_seqs, self.config.num_lookahead_tokens, &mut drafts.seen)?;
         drafts.clear();
         drafts.spans.resize(self.config.max_num_seqs, Span::default());
         drafts.tokens.extend_from_slice(proposal.tokens);
@@ -223,6 +226,9 @@ impl Sequence {
 
     /// Blocks of one of its tables that stay there whatever becomes of the drafts.
     pub(super) fn num_lasting_blocks(&self, table: &BlockTable) -> usize {
+        if self.num_drafts == 0 {
+            return table.len();
+        }
         table.block_size().blocks_for(self.num_known()).min(table.len())
     }
 }

@@ -134,7 +134,9 @@ impl Scheduler {
                     continue;
                 };
                 let own = table.len() * self.block_size.tokens() - filled;
-                if table.is_writable(self.block_size.full_blocks(filled)) || !shared.contains(&partial) {
+                if table.is_writable(self.block_size.full_blocks(filled)) {
+                    empty += own;
+                } else if !shared.contains(&partial) {
                     empty += own;
                     shared.push(partial);
                 }
