@@ -33,6 +33,7 @@ COMMANDS = {
     "demo": Command(
         "pykv.cli.demo.__main__", "demo", "shows four chats at once and what the cache saved them"
     ),
+    "top": Command("pykv.cli.top.__main__", "client", "watches a server: blocks, requests, latencies"),
     "serve": Command("pykv.service.main", "serve", "serves a model; the same as pykv-serve"),
 }
 

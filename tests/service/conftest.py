@@ -237,3 +237,9 @@ def collect():
             return [delta async for delta in deltas]
 
     return read
+
+
+@pytest.fixture
+def make_soak():
+    """Makes clients that behave badly: `await make_soak(address, open_raw, framed, seed).run(seconds)`."""
+    return _sibling("soak").Soak
