@@ -74,6 +74,8 @@ def values(field):
         key, value = kind.fields_by_name["key"], kind.fields_by_name["value"]
         return st.dictionaries(SCALARS[key.type], SCALARS[value.type], max_size=4)
     one = messages(kind) if kind is not None else SCALARS[field.type]
+    if field.name == "role":
+        one = st.one_of(st.sampled_from(["user", "assistant", "system"]), texts)
     return st.lists(one, max_size=6) if field.is_repeated else one
 
 
