@@ -11,6 +11,7 @@ LIMIT := $(if $(shell command -v timeout 2>/dev/null),timeout 1200)
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 RUST_SOURCES := $(shell find rust benches -name '*.rs' -o -name Cargo.toml) Cargo.toml Cargo.lock
 CASES ?= 20000
+SECONDS ?= 1800
 
 export VIRTUAL_ENV := $(abspath $(VENV))
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -93,6 +94,9 @@ test-python: setup
 test-long: setup gateway  ## The slow forms of the tests
 	PROPTEST_CASES=$(CASES) $(LIMIT) cargo test --workspace --release
 	$(PYTEST) -m long --timeout 1800
+
+soak: setup  ## Half an hour of clients that behave badly: make soak SECONDS=1800
+	SOAK_SECONDS=$(SECONDS) OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/service/test_soak.py
 
 fuzz: setup  ## Random operations for long: make fuzz CASES=1000000
 	PROPTEST_CASES=$(CASES) cargo test --package pykv-core --package pykv-attention --release

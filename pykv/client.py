@@ -13,12 +13,14 @@ from grpclib.client import Stream
 from grpclib.const import Cardinality
 from grpclib.health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 
+from pykv.engine.histogram import HistogramCounts
 from pykv.engine.outputs import OutputDelta
 from pykv.errors import ConfigError, InvalidRequestError
 from pykv.sampling import SamplingParams
 from pykv.service.client.channel import PatientChannel
 from pykv.service.client.failures import ServiceError, raising_typed
-from pykv.service.client.messages import deltas_of, sampling_message
+from pykv.service.client.messages import deltas_of, histogram_of, sampling_message
+from pykv.service.messages import HISTOGRAMS
 from pykv.service.protocol import engine_pb2 as pb
 from pykv.service.servable import cardinality_of, path_of
 from pykv.service.served import ModelDescription
@@ -124,8 +126,15 @@ class Client:
 
     async def get_stats(self) -> dict[str, int]:
         """Counts of the cache and the scheduler, by the names of `pykv.v1.GetStatsResponse`."""
+        return (await self.get_counts_and_times())[0]
+
+    async def get_counts_and_times(self) -> tuple[dict[str, int], dict[str, HistogramCounts]]:
+        """The same counts, and what was measured of waits and stalls, in seconds, by the same names."""
         reply = await self._ask("GetStats", pb.GetStatsRequest(), pb.GetStatsResponse)
-        return {name: getattr(reply, name) for name in pb.GetStatsResponse.DESCRIPTOR.fields_by_name}
+        counts = {
+            name: getattr(reply, name) for name in reply.DESCRIPTOR.fields_by_name if name not in HISTOGRAMS
+        }
+        return counts, {name: histogram_of(getattr(reply, name)) for name in HISTOGRAMS}
 
     async def health(self, service: str = ENGINE.full_name) -> str:
         """SERVING or NOT_SERVING: of the model's service, or, where `service` is empty, of the process."""

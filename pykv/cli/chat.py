@@ -7,7 +7,8 @@ import time
 from collections.abc import Sequence
 from typing import Protocol
 
-from pykv.client import DEFAULT_ADDRESS, Client
+from pykv.cli.connection import add_connection_options, client_of
+from pykv.client import Client
 from pykv.engine.outputs import OutputDelta, Usage
 from pykv.errors import PykvError
 from pykv.sampling import SamplingParams
@@ -107,7 +108,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     screen = _screen()
     with asyncio.Runner() as runner:
-        client = Client(options.address)
+        client = client_of(options)
         try:
             model = runner.run(client.get_model())
             screen.note(f"{model.name}, up to {model.max_model_len} tokens. {HELP}.")
@@ -171,10 +172,10 @@ def _screen() -> Screen:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="pykv chat", description="Talks with a served model.", epilog=HELP)
-    parser.add_argument("--address", default=DEFAULT_ADDRESS, help="HOST:PORT of pykv-serve (%(default)s)")
     parser.add_argument("--system", default="", help="said to the model before everything")
     parser.add_argument("--max-tokens", type=int, default=512, help="tokens an answer at most (%(default)s)")
     parser.add_argument("--temperature", type=float, default=0.7, help="0 takes the likeliest (%(default)s)")
     parser.add_argument("--top-p", type=float, default=0.95, help="share of likely tokens (%(default)s)")
     parser.add_argument("--seed", type=int, help="makes answers repeatable")
+    add_connection_options(parser)
     return parser

@@ -39,6 +39,7 @@ COMMANDS = {
     "fit": Command("pykv.cli.fit", "", "fits the cost model of a replay to a measured run"),
     "plan": Command("pykv.cli.plan", "", "how many requests fit a model on some memory"),
     "replay": Command("pykv.cli.replay", "", "replays a trace of requests on the cache and the scheduler"),
+    "top": Command("pykv.cli.top.__main__", "client", "watches a server: blocks, requests, latencies"),
     "serve": Command("pykv.service.main", "serve", "serves a model; the same as pykv-serve"),
 }
 

@@ -21,6 +21,11 @@ class HistogramCounts:
     counts: tuple[int, ...]
     total: float
 
+    def since(self, earlier: HistogramCounts) -> HistogramCounts:
+        """What was counted after `earlier` was taken of the same histogram."""
+        counts = tuple(now - then for now, then in zip(self.counts, earlier.counts, strict=True))
+        return HistogramCounts(self.bounds, counts, self.total - earlier.total)
+
     @property
     def num_values(self) -> int:
         """How many values were counted."""

@@ -152,7 +152,12 @@ class Daemon:
             num_blocks=description.num_blocks,
             block_size=description.block_size,
             max_model_len=description.max_model_len,
-            requests_of_full_length=description.num_full_requests,
+            cache_mib=round(
+                description.num_blocks * description.block_size * description.kv_bytes_per_token / 2**20
+            ),
+            requests_that_fit=", ".join(
+                f"{count} of {length} tokens" for length, count in description.requests_that_fit().items()
+            ),
         )
         if self._options.ready_path is not None:
             _write_whole(self._options.ready_path, f"{self._address}\n")

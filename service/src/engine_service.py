@@ -87,8 +87,9 @@ class EngineService:
         """Counts, taken in a thread: the engine's lock may be held by a step that hangs."""
         self._gate.operator_of(stream)
         await receive(stream)
-        stats = await self.stats(self.model().engine)
-        await stream.send_message(stats_message(stats))
+        engine = self.model().engine
+        stats = await self.stats(engine)
+        await stream.send_message(stats_message(stats, engine.timing()))
 
     async def stats(self, engine: TokenEngine) -> EngineStats:
         """The engine's counts.

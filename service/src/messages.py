@@ -3,12 +3,14 @@
 from collections.abc import Iterator
 from dataclasses import fields
 
+from pykv.engine.histogram import HistogramCounts
 from pykv.engine.outputs import OutputDelta, TokenLogprobs, Usage
 from pykv.engine.stats import EngineStats
+from pykv.engine.timing import TimingCounts
 from pykv.sampling import SamplingParams
 from pykv.service.protocol import engine_pb2 as pb
 
-__all__ = ["FINISH_REASONS", "params_of", "responses_of", "stats_message"]
+__all__ = ["FINISH_REASONS", "HISTOGRAMS", "params_of", "responses_of", "stats_message"]
 
 
 FINISH_REASONS = {
@@ -17,6 +19,8 @@ FINISH_REASONS = {
     "abort": pb.FINISH_REASON_ABORT,
     "error": pb.FINISH_REASON_ERROR,
 }
+HISTOGRAMS = ("time_to_first_token", "inter_token", "queue_time", "stalls_recompute", "stalls_swap")
+"""Fields of GetStatsResponse, and of what the engine measures."""
 ERROR_CHARACTERS = 300
 PROMPT_LOGPROBS_A_MESSAGE = 1024
 
@@ -51,13 +55,19 @@ def responses_of(delta: OutputDelta, request_id: str) -> Iterator[pb.GenerateRes
     yield response
 
 
-def stats_message(stats: EngineStats) -> pb.GetStatsResponse:
-    """The engine's counts."""
+def stats_message(stats: EngineStats, timing: TimingCounts) -> pb.GetStatsResponse:
+    """The engine's counts, and what it measured."""
     counts = {entry.name: getattr(stats, entry.name) for entry in fields(stats)}
     by_reason = counts.pop("num_finished")
-    return pb.GetStatsResponse(
-        **counts, **{f"num_finished_{word}": by_reason.get(word, 0) for word in FINISH_REASONS}
-    )
+    finished = {f"num_finished_{word}": by_reason.get(word, 0) for word in FINISH_REASONS}
+    message = pb.GetStatsResponse(**counts, **finished, num_new_tokens=timing.num_new_tokens)
+    for name in HISTOGRAMS:
+        getattr(message, name).CopyFrom(_histogram_message(getattr(timing, name)))
+    return message
+
+
+def _histogram_message(counts: HistogramCounts) -> pb.Histogram:
+    return pb.Histogram(bounds=counts.bounds, counts=counts.counts, total=counts.total)
 
 
 def _delta_message(delta: OutputDelta) -> pb.Delta:

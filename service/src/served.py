@@ -12,6 +12,8 @@ from pykv.sampling import SamplingParams
 
 __all__ = ["ModelDescription", "ServedModel", "TokenEngine"]
 
+USUAL_LENGTHS = (512, 2048, 8192, 32768)
+
 
 class TokenEngine(Protocol):
     """`pykv.AsyncEngine`, or what stands in for it in a test."""
@@ -92,11 +94,14 @@ class ModelDescription:
     model_type: str = ""
     architectures: tuple[str, ...] = ()
 
-    @property
-    def num_full_requests(self) -> int:
-        """How many requests of the full length fit at once."""
-        blocks_a_request = -(-self.max_model_len // self.block_size)
-        return self.num_blocks // blocks_a_request
+    def num_requests(self, num_tokens: int) -> int:
+        """How many requests of so many tokens, prompt and output, fit at once if they share nothing."""
+        return self.num_blocks // -(-num_tokens // self.block_size)
+
+    def requests_that_fit(self) -> dict[int, int]:
+        """How many fit at once, by their tokens: of some usual lengths, and of the longest."""
+        lengths = [length for length in USUAL_LENGTHS if length < self.max_model_len]
+        return {length: self.num_requests(length) for length in (*lengths, self.max_model_len)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -237,3 +237,27 @@ def collect():
             return [delta async for delta in deltas]
 
     return read
+
+
+@pytest.fixture
+def make_soak():
+    """Makes clients that behave badly: `await make_soak(address, open_raw, framed, seed).run(seconds)`."""
+    return _sibling("soak").Soak
+
+
+@pytest.fixture
+def raw_open():
+    """Opens a connection by hand to an address: `await raw_open(address)`."""
+    return raw_connection.RawConnection.open
+
+
+@pytest.fixture
+def start_daemon_in():
+    """Starts a daemon in the running event loop: `daemon, stop = await start_daemon_in(engine)`."""
+
+    async def start(engine, **options):
+        stack = AsyncExitStack()
+        daemon = await stack.enter_async_context(_running(engine, None, None, options))
+        return daemon, stack.aclose
+
+    return start

@@ -3,12 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import fields
 
+from pykv.engine.histogram import HistogramCounts
 from pykv.engine.outputs import OutputDelta, TokenLogprobs, Usage
 from pykv.sampling import SamplingParams
 from pykv.service.messages import FINISH_REASONS
 from pykv.service.protocol import engine_pb2 as pb
 
-__all__ = ["deltas_of", "sampling_message"]
+__all__ = ["deltas_of", "histogram_of", "sampling_message"]
 
 FINISH_WORDS = {value: word for word, value in FINISH_REASONS.items()}
 
@@ -30,6 +31,11 @@ def deltas_of(
         _delta_of(message, request_id, None if place else of_prompt, usage if place == last else None)
         for place, message in enumerate(response.deltas)
     ]
+
+
+def histogram_of(message: pb.Histogram) -> HistogramCounts:
+    """A histogram's counts."""
+    return HistogramCounts(tuple(message.bounds), tuple(message.counts), message.total)
 
 
 def _delta_of(

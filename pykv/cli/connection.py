@@ -1,0 +1,44 @@
+"""How the commands reach a server: the same options for all of them."""
+
+import argparse
+from pathlib import Path
+
+from pykv.client import DEFAULT_ADDRESS, Client, tls_context
+from pykv.errors import ConfigError
+
+__all__ = ["add_connection_options", "client_of"]
+
+
+def add_connection_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options that `client_of` reads."""
+    group = parser.add_argument_group("connection")
+    group.add_argument(
+        "--address", default=DEFAULT_ADDRESS, metavar="HOST:PORT", help="of pykv-serve (%(default)s)"
+    )
+    group.add_argument("--token-file", metavar="FILE", help="holds the bearer token of a tenant")
+    group.add_argument("--tls", action="store_true", help="the server has a certificate")
+    group.add_argument(
+        "--tls-ca", metavar="FILE", help="PEM: who signed it, if no authority of the system did"
+    )
+    group.add_argument("--tls-cert", metavar="FILE", help="PEM: the certificate to show")
+    group.add_argument("--tls-key", metavar="FILE", help="PEM: its key")
+
+
+def client_of(options: argparse.Namespace) -> Client:
+    """A client as the options say.
+
+    Raises:
+        ConfigError: the address is none, or a file cannot be used.
+    """
+    wants_tls = options.tls or options.tls_ca or options.tls_cert
+    tls = tls_context(options.tls_ca, options.tls_cert, options.tls_key) if wants_tls else None
+    token = None if options.token_file is None else _token_in(Path(options.token_file))
+    return Client(options.address, token=token, tls=tls)
+
+
+def _token_in(path: Path) -> str:
+    try:
+        return path.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is no ASCII text"
+        raise ConfigError(f"token_file {path} cannot be read: {reason}") from error

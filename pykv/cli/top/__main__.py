@@ -1,0 +1,77 @@
+"""Watches a server: `pykv top`."""
+
+import argparse
+import asyncio
+import time
+from asyncio import sleep
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.live import Live
+
+from pykv.cli.connection import add_connection_options, client_of
+from pykv.cli.top.sample import History, Sample
+from pykv.cli.top.view import frame
+from pykv.client import Client
+
+__all__ = ["main"]
+
+LEAST_INTERVAL_SECONDS = 0.1
+
+
+def main(arguments: Sequence[str] | None = None, console: Console | None = None) -> int:
+    """Shows frames until it is interrupted, or one.
+
+    Returns:
+        0.
+
+    Raises:
+        PykvError: the server does not answer, or may not be watched by this tenant.
+    """
+    options = _parser().parse_args(arguments)
+    console = console or Console()
+    try:
+        asyncio.run(_watch(options, console))
+    except KeyboardInterrupt:
+        console.print()
+    return 0
+
+
+async def _watch(options: argparse.Namespace, console: Console) -> None:
+    async with client_of(options) as client:
+        description = await client.get_model()
+        history = History()
+        shown = frame(description, options.address, history.add(await _sample(client)))
+        if options.once:
+            console.print(shown)
+            return
+        with Live(shown, console=console, auto_refresh=False, screen=console.is_terminal) as live:
+            while True:
+                await sleep(options.interval)
+                span = history.add(await _sample(client))
+                live.update(frame(description, options.address, span), refresh=True)
+
+
+async def _sample(client: Client) -> Sample:
+    health = await client.health()
+    counts, times = await client.get_counts_and_times()
+    return Sample(time.monotonic(), health, counts, times)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="pykv top", description="Watches a server: its blocks, its requests, how long they take."
+    )
+    parser.add_argument("--once", action="store_true", help="print one frame and end")
+    parser.add_argument(
+        "--interval", type=_interval, default=1.0, help="seconds between frames (%(default)s)"
+    )
+    add_connection_options(parser)
+    return parser
+
+
+def _interval(text: str) -> float:
+    value = float(text)
+    if not LEAST_INTERVAL_SECONDS <= value <= 3600:
+        raise argparse.ArgumentTypeError(f"{text}: allowed are {LEAST_INTERVAL_SECONDS} to 3600")
+    return value

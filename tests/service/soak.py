@@ -1,0 +1,169 @@
+"""Clients that behave badly, at random, for as long as wanted."""
+
+import asyncio
+import random
+from contextlib import asynccontextmanager, suppress
+
+from pykv.client import Client
+from pykv.errors import PykvError
+from pykv.sampling import SamplingParams
+from pykv.service.protocol import engine_pb2 as pb
+
+GENERATE = "/pykv.v1.Engine/Generate"
+NUM_CLIENTS = 12
+LONG = 3000
+KINDS = (
+    *("whole", "stop", "leave", "cancel", "reset", "abort", "expire", "flood", "garbage", "cut off"),
+    *("half a message", "no message", "slow", "bad request", "chat"),
+)
+
+
+class Soak:
+    """Some clients at once, each of which does one thing after the other until the time is up.
+
+    Attributes:
+        done: how often each kind of thing was done.
+    """
+
+    def __init__(self, address, open_raw, framed, seed):
+        self._address, self._open_raw, self._framed = address, open_raw, framed
+        self._random = random.Random(seed)
+        self.done = dict.fromkeys(KINDS, 0)
+
+    async def run(self, seconds):
+        """Runs until the time is up and each kind was done once at least."""
+        end = asyncio.get_running_loop().time() + seconds
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(NUM_CLIENTS):
+                tasks.create_task(self._client(end))
+
+    async def _client(self, end):
+        loop = asyncio.get_running_loop()
+        async with Client(self._address) as client:
+            while loop.time() < end or 0 in self.done.values():
+                missing = [kind for kind in KINDS if not self.done[kind]]
+                kind = self._random.choice(missing or KINDS)
+                self.done[kind] += 1
+                with suppress(PykvError, TimeoutError, ConnectionError):
+                    await getattr(self, "_" + kind.replace(" ", "_"))(client)
+
+    def _prompt(self):
+        return self._random.choice("abcdef") * self._random.randrange(1, 300)
+
+    def _params(self, most=40, **options):
+        return SamplingParams(max_tokens=self._random.randrange(1, most), ignore_eos=True, **options)
+
+    async def _whole(self, client):
+        params = self._params(n=self._random.choice([1, 1, 3]), seed=7)
+        deltas = [delta async for delta in client.generate(self._prompt(), params)]
+        assert deltas[-1].usage is not None
+
+    async def _stop(self, client):
+        async for _ in client.generate(self._prompt(), self._params(most=200, stop=("e", "a"))):
+            pass
+
+    async def _chat(self, client):
+        messages = [{"role": "user", "content": self._prompt()}]
+        async for _ in client.chat(messages, self._params()):
+            pass
+
+    async def _leave(self, client):
+        stream = client.generate(self._prompt(), self._params(most=LONG))
+        for _ in range(self._random.randrange(4)):
+            with suppress(StopAsyncIteration):
+                await anext(stream)
+        await stream.aclose()
+
+    async def _cancel(self, client):
+        async def read():
+            async for _ in client.generate(self._prompt(), self._params(most=LONG)):
+                pass
+
+        task = asyncio.create_task(read())
+        await asyncio.sleep(self._random.random() * 0.05)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    async def _abort(self, client):
+        name = f"n{self._random.randrange(10**9)}"
+        stream = client.generate(self._prompt(), self._params(most=LONG), request_id=name)
+        await anext(stream)
+        await client.abort(name)
+        async for _ in stream:
+            pass
+
+    async def _expire(self, client):
+        timeout = self._random.random() * 0.05
+        async for _ in client.generate(self._prompt(), self._params(most=LONG), timeout_seconds=timeout):
+            pass
+
+    async def _flood(self, client):
+        async def ask():
+            with suppress(PykvError):
+                async for _ in client.generate(self._prompt(), self._params(most=8)):
+                    pass
+
+        await asyncio.gather(*(ask() for _ in range(60)))
+
+    async def _bad_request(self, client):
+        with suppress(PykvError):
+            async for _ in client.generate([-1, 2**40], self._params()):
+                pass
+
+    @asynccontextmanager
+    async def _raw(self, **options):
+        """A connection by hand, which is closed however it is left."""
+        connection = await self._open_raw(address=self._address, **options)
+        try:
+            yield connection
+        finally:
+            await connection.close()
+
+    async def _reset(self, client):
+        async with self._raw() as connection:
+            for _ in range(5):
+                stream_id = connection.request(GENERATE, self._request())
+                if self._random.random() < 0.5:
+                    await connection.flush()
+                connection.h2.reset_stream(stream_id)
+            await connection.flush()
+
+    async def _cut_off(self, client):
+        async with self._raw() as connection:
+            for _ in range(5):
+                connection.request(GENERATE, self._request())
+            await connection.flush()
+            connection.abort()
+
+    async def _half_a_message(self, client):
+        async with self._raw() as connection:
+            stream_id = connection.request(GENERATE, self._framed(b"x" * 10, length=20))
+            await connection.flush()
+            await connection.status(stream_id)
+
+    async def _no_message(self, client):
+        async with self._raw() as connection:
+            connection.request(GENERATE, end_stream=False)
+            await connection.flush()
+            connection.abort()
+
+    async def _garbage(self, client):
+        reader, writer = await asyncio.open_connection(*self._address.rsplit(":", 1))
+        preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" * self._random.randrange(2)
+        writer.write(preface + self._random.randbytes(2000))
+        try:
+            await asyncio.wait_for(reader.read(), 1.0)
+        finally:
+            writer.close()
+            with suppress(ConnectionError):
+                await writer.wait_closed()
+
+    async def _slow(self, client):
+        async with self._raw(initial_window=200) as connection:
+            connection.request(GENERATE, self._request())
+            await connection.flush()
+            await asyncio.sleep(self._random.random() * 0.2)
+
+    def _request(self):
+        sampling = pb.SamplingParams(max_tokens=self._random.randrange(1, LONG), ignore_eos=True)
+        return self._framed(pb.GenerateRequest(text=self._prompt(), sampling=sampling))
