@@ -1,6 +1,7 @@
 //! Recordings that agree, that were changed, and that are none.
 
 use super::*;
+use crate::groups::LayerGroup;
 use crate::policy::preemption::PreemptionMode;
 use crate::scheduler::{AdmissionPolicy, Outcome, OwnedArrays};
 
@@ -90,6 +91,11 @@ fn a_recording_that_asks_for_absurd_memory_is_refused() {
         SchedulerConfig { num_host_blocks: 1 << 30, ..small.clone() },
         SchedulerConfig { max_num_seqs: 1 << 20, max_model_len: 1 << 24, ..small.clone() },
         SchedulerConfig { max_num_batched_tokens: 1 << 30, ..small.clone() },
+        SchedulerConfig {
+            groups: vec![LayerGroup::Full; 64],
+            max_num_batched_tokens: 1 << 24,
+            ..small.clone()
+        },
         SchedulerConfig { max_num_seqs: 1 << 20, num_lookahead_tokens: 1024, ..small.clone() },
     ] {
         absurd.validate().unwrap();

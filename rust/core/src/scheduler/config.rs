@@ -150,13 +150,14 @@ impl SchedulerConfig {
     /// Bytes of memory that a scheduler and one set of its arrays take at once, roughly.
     pub(crate) fn num_bytes(&self) -> u128 {
         let size = |value: usize| value as u128;
+        let groups = size(self.groups.len());
         let blocks =
             size(self.num_blocks) * (64 + 4 * size(self.block_size)) + 16 * size(self.num_host_blocks);
-        let pairs = 32 * size(self.num_host_blocks) + 16 * size(self.max_num_seqs);
-        let tables = 4 * size(self.max_num_seqs) * size(self.max_blocks_per_seq());
+        let pairs = 32 * size(self.num_host_blocks) + 16 * groups * size(self.max_num_seqs);
+        let tables = 4 * groups * size(self.max_num_seqs) * size(self.max_blocks_per_seq());
         let samples = 20 * size(self.max_num_seqs) * (1 + size(self.num_lookahead_tokens));
         let rows = 64 * size(self.max_num_seqs);
-        blocks + pairs + tables + samples + rows + 24 * size(self.max_num_batched_tokens)
+        blocks + pairs + tables + samples + rows + (16 + 8 * groups) * size(self.max_num_batched_tokens)
     }
 
     /// How many numbers [`numbers`](Self::numbers) gives.
