@@ -55,6 +55,18 @@ pub enum Error {
         /// The limit.
         limit: usize,
     },
+    /// A pin would pass its quota; nothing was pinned.
+    #[error("{whose}pins hold {held} blocks and {asked} more were asked for: allowed are {limit}")]
+    PinQuota {
+        /// Whose pins are counted: empty, or the tenant's.
+        whose: &'static str,
+        /// Blocks that are pinned.
+        held: usize,
+        /// Blocks that the refused pin would add.
+        asked: usize,
+        /// The quota.
+        limit: usize,
+    },
     /// Fewer blocks can be given than were asked for; none was taken.
     #[error("{needed} blocks are needed, {available} are available")]
     OutOfBlocks {

@@ -18,13 +18,14 @@ use writer::Writer;
 
 use crate::error::Result;
 use crate::policy::preemption::Costs;
+use crate::prefix::{PinId, Pinned};
 use crate::scheduler::{
     FinishReason, Plan, Proposal, RequestSummary, Sampled, Scheduler, SchedulerConfig, StepArrays,
     Submission, TableSync,
 };
-use crate::units::RequestId;
+use crate::units::{RequestId, TokenId};
 
-pub(crate) const MAGIC: &[u8] = b"pykv-recording-2";
+pub(crate) const MAGIC: &[u8] = b"pykv-recording-3";
 
 /// The calls that are recorded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,12 +40,33 @@ pub(crate) enum Verb {
     ResetPrefixCache,
     SetCosts,
     Propose,
+    EndSession,
+    Pin,
+    Unpin,
+    SetCacheShare,
 }
 
 impl Verb {
     fn from_number(number: u8) -> Option<Self> {
-        use Verb::{Abort, Apply, Discard, Plan, Propose, ResetPrefixCache, SetCosts, Submit, TakeEnded};
-        let all = [Submit, Abort, Plan, Apply, Discard, TakeEnded, ResetPrefixCache, SetCosts, Propose];
+        use Verb::{
+            Abort, Apply, Discard, EndSession, Pin, Plan, Propose, ResetPrefixCache, SetCacheShare, SetCosts, Submit,
+            TakeEnded, Unpin,
+        };
+        let all = [
+            Submit,
+            Abort,
+            Plan,
+            Apply,
+            Discard,
+            TakeEnded,
+            ResetPrefixCache,
+            SetCosts,
+            Propose,
+            EndSession,
+            Pin,
+            Unpin,
+            SetCacheShare,
+        ];
         all.into_iter().find(|verb| *verb as u8 == number)
     }
 }
@@ -187,6 +209,40 @@ impl RecordedScheduler {
     pub fn set_costs(&mut self, costs: Costs) {
         self.scheduler.set_costs(costs);
         self.record(|writer| writer.set_costs(costs));
+    }
+
+    /// See [`Scheduler::end_session`].
+    pub fn end_session(&mut self, tenant: &[u8], session: &[u8]) -> bool {
+        let was_live = self.scheduler.end_session(tenant, session);
+        self.record(|writer| writer.end_session(tenant, session, u64::from(was_live)));
+        was_live
+    }
+
+    /// See [`Scheduler::pin`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn pin(&mut self, tokens: &[TokenId], scope: &[u8], tenant: &[u8]) -> Result<Option<Pinned>> {
+        let result = self.scheduler.pin(tokens, scope, tenant);
+        self.record(|writer| writer.pin(tokens, scope, tenant, digest_of(&result)));
+        result
+    }
+
+    /// See [`Scheduler::unpin`].
+    pub fn unpin(&mut self, pin: PinId) -> bool {
+        let was_there = self.scheduler.unpin(pin);
+        self.record(|writer| writer.unpin(pin, u64::from(was_there)));
+        was_there
+    }
+
+    /// See [`Scheduler::set_cache_share`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn set_cache_share(&mut self, tenant: &[u8], share: f64) -> Result<()> {
+        let result = self.scheduler.set_cache_share(tenant, share);
+        self.record(|writer| writer.set_cache_share(tenant, share, digest_of(&result)));
+        result
     }
 
     fn record(&mut self, write: impl FnOnce(&mut Writer)) {

@@ -7,8 +7,10 @@ mod support;
 use proptest::prelude::*;
 use pykv_core::policy::order::QueueOrder;
 use pykv_core::policy::preemption::PreemptionMode;
+use pykv_core::prefix::eviction::eviction_policy;
+use pykv_core::prefix::{Media, PinId, PinQuota, Retention};
 use pykv_core::scheduler::{AdmissionPolicy, Outcome, Submission};
-use pykv_core::{LayerGroup, RequestId, SchedulerConfig, TokenId};
+use pykv_core::{Error, LayerGroup, RequestId, SchedulerConfig, TokenId};
 use support::Engine;
 
 fn config(num_blocks: usize, block_size: usize) -> SchedulerConfig {
@@ -152,7 +154,12 @@ fn groups() -> impl Strategy<Value = Vec<LayerGroup>> {
 
 #[derive(Clone, Debug)]
 enum Action {
-    Submit { seed: u32, len: usize, max_tokens: usize, samples: usize, reuse: bool, priority: i32 },
+    Submit { seed: u32, len: usize, max_tokens: usize, samples: usize, reuse: bool, priority: i32, keep: Keep },
+    EndSession { session: u8 },
+    Pin { seed: u32, len: usize },
+    Unpin { pin: u64 },
+    SetShare { share: f64 },
+    Wait { seconds: f64 },
     Step,
     StepWithAbort { request: usize },
     StepWithFailure { row: usize, request: usize },
@@ -163,13 +170,46 @@ enum Action {
     Reset,
 }
 
+/// How long a request's blocks are kept; session 0: none.
+#[derive(Clone, Copy, Debug)]
+struct Keep {
+    session: u8,
+    ttl: Option<f64>,
+    next_turn: Option<f64>,
+    priority: i8,
+    media: bool,
+}
+
+const SESSIONS: [&[u8]; 4] = [b"", b"x", b"y", b"z"];
+
+/// Half of all requests say nothing.
+fn keep() -> impl Strategy<Value = Keep> {
+    let nothing = Keep { session: 0, ttl: None, next_turn: None, priority: 0, media: false };
+    let times = || prop_oneof![Just(None), (0..9u8).prop_map(|seconds| Some(f64::from(seconds)))];
+    let something = (0..4u8, times(), times(), -2..3i8, any::<bool>()).prop_map(
+        |(session, ttl, next_turn, priority, media)| Keep {
+            session,
+            ttl,
+            next_turn: next_turn.filter(|_| session > 0),
+            priority,
+            media,
+        },
+    );
+    prop_oneof![Just(nothing), something]
+}
+
 fn action() -> impl Strategy<Value = Action> {
     prop_oneof![
-        4 => (0..3u32, 1..40usize, 1..20usize, 1..4usize, any::<bool>(), 0..3i32).prop_map(
-            |(seed, len, max_tokens, samples, reuse, priority)| Action::Submit {
-                seed, len, max_tokens, samples, reuse, priority
+        4 => (0..3u32, 1..40usize, 1..20usize, 1..4usize, any::<bool>(), 0..3i32, keep()).prop_map(
+            |(seed, len, max_tokens, samples, reuse, priority, keep)| Action::Submit {
+                seed, len, max_tokens, samples, reuse, priority, keep
             }
         ),
+        1 => (1..4u8).prop_map(|session| Action::EndSession { session }),
+        1 => (0..3u32, 1..40usize).prop_map(|(seed, len)| Action::Pin { seed, len }),
+        1 => (0..9u64).prop_map(|pin| Action::Unpin { pin }),
+        1 => (0..5u8).prop_map(|quarters| Action::SetShare { share: f64::from(quarters) / 4.0 }),
+        1 => (0..6u8).prop_map(|seconds| Action::Wait { seconds: seconds.into() }),
         12 => Just(Action::Step),
         1 => (0..30usize).prop_map(|request| Action::StepWithAbort { request }),
         1 => (0..8usize, 0..60usize).prop_map(|(row, request)| Action::StepWithFailure { row, request }),
@@ -190,14 +230,25 @@ struct Submitted {
 
 fn act(engine: &mut Engine, submitted: &mut Vec<Submitted>, action: &Action) {
     match *action {
-        Action::Submit { seed, len, max_tokens, samples, reuse, priority } => {
+        Action::Submit { seed, len, max_tokens, samples, reuse, priority, keep } => {
             let prompt = prompt(seed, len);
+            let session = (keep.session > 0).then_some(SESSIONS[usize::from(keep.session)]);
+            // The toy model does not see media: they only split the cache.
+            let media = [Media { offset: len / 2, hash: SESSIONS[1 + len % 3] }];
             let submission = Submission {
                 max_tokens: Some(max_tokens),
                 num_samples: samples,
                 reuse_cached: reuse,
                 priority,
                 tenant: if priority == 0 { b"a" } else { b"b" },
+                retention: Retention {
+                    session,
+                    ttl: keep.ttl,
+                    next_turn: keep.next_turn,
+                    priority: keep.priority,
+                    tenant: b"",
+                },
+                media: if keep.media { &media } else { &[] },
                 ..Submission::new(&prompt)
             };
             if let Ok(request) = engine.scheduler.submit(submission) {
@@ -208,6 +259,18 @@ fn act(engine: &mut Engine, submitted: &mut Vec<Submitted>, action: &Action) {
         Action::Abort { request } => {
             submitted.get(request).map(|entry| engine.scheduler.abort(entry.request));
         }
+        Action::EndSession { session } => {
+            let session = SESSIONS[usize::from(session)];
+            engine.scheduler.end_session(b"a", session);
+            engine.scheduler.end_session(b"b", session);
+        }
+        Action::Pin { seed, len } => match engine.scheduler.pin(&prompt(seed, len), b"", b"a") {
+            Ok(pinned) => assert!(pinned.is_none_or(|pinned| (1..=len).contains(&pinned.num_tokens))),
+            Err(error) => assert!(matches!(error, Error::PinQuota { .. }), "{error}"),
+        },
+        Action::Unpin { pin } => drop(engine.scheduler.unpin(PinId::new(pin))),
+        Action::SetShare { share } => engine.scheduler.set_cache_share(b"a", share).unwrap(),
+        Action::Wait { seconds } => engine.now += seconds,
         Action::Reset => engine.scheduler.reset_prefix_cache(),
         Action::Discard => {
             if let Some(plan) = engine.plan() {
@@ -282,9 +345,12 @@ proptest! {
         preempt_lower_ranks in any::<bool>(),
         num_lookahead_tokens in prop_oneof![2 => Just(0usize), 3 => 1..6usize],
         draft_seed in any::<u64>(),
+        evicts_unhit_first in any::<bool>(),
+        tenant_cache_share in prop_oneof![Just(1.0), Just(0.2)],
+        max_pinned in prop_oneof![Just(0usize), 0..12usize],
         actions in prop::collection::vec(action(), 1..120),
     ) {
-        let num_blocks = groups.len() * (64usize.div_ceil(block_size) + 1 + spare);
+        let num_blocks = groups.len() * (64usize.div_ceil(block_size) + 1 + spare) + max_pinned;
         let config = SchedulerConfig {
             max_num_batched_tokens: budget,
             groups,
@@ -296,6 +362,9 @@ proptest! {
             preemption: PreemptionMode::Swap,
             preempt_lower_ranks,
             num_lookahead_tokens,
+            eviction: eviction_policy(if evicts_unhit_first { "segmented_lru" } else { "lru" }).unwrap(),
+            tenant_cache_share,
+            pin_quota: PinQuota { blocks: max_pinned, blocks_per_tenant: max_pinned },
             admission: if forecast { AdmissionPolicy::Forecast } else { AdmissionPolicy::Watermark },
             hash_mask: if collide { 1 } else { u64::MAX },
             ..config(num_blocks, block_size)
@@ -310,11 +379,13 @@ proptest! {
         engine.ended.extend(engine.scheduler.take_ended());
         assert_prefixes(&engine, &submitted);
         prop_assert_eq!(engine.ended.len(), submitted.len());
+        (0..99).for_each(|pin| drop(engine.scheduler.unpin(PinId::new(pin))));
         let stats = engine.scheduler.stats();
         prop_assert_eq!(stats.blocks.active, 0);
         prop_assert_eq!(stats.num_waiting + stats.num_running + stats.num_requests, 0);
         engine.scheduler.reset_prefix_cache();
         prop_assert_eq!(engine.scheduler.stats().blocks.free, num_blocks - 1);
         prop_assert_eq!(engine.scheduler.stats().num_scopes, 0);
+        prop_assert_eq!(engine.scheduler.stats().num_sessions, 0);
     }
 }

@@ -75,10 +75,15 @@ impl PrefixCache {
         Ok(())
     }
 
-    /// Whether each idle block stands before the one that it follows in its sequence: then the oldest is a leaf.
+    /// Whether each idle block stands before the one that it follows in its sequence: then the first is a leaf.
     fn check_eviction_order(&self) -> Result<()> {
+        self.check_leaves_first(self.order.iter())?;
+        self.order.iter_shares().try_for_each(|blocks| self.check_leaves_first(blocks))
+    }
+
+    fn check_leaves_first(&self, order: impl Iterator<Item = BlockId>) -> Result<()> {
         let mut seen = vec![false; self.pool.num_blocks()];
-        for block in self.order.iter() {
+        for block in order {
             seen[block.index()] = true;
             let (node, group) = self.place(block);
             let parent = self.tree.parent(node);

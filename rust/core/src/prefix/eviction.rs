@@ -1,104 +1,94 @@
-//! The order in which idle blocks are evicted: least recently used first, leaves first, without looking for a leaf.
+//! Eviction policies: which idle blocks make room first, among those that nothing else tells apart.
 //!
-//! Blocks enter at the young end when their last reference is given back, each block after those that follow it in its
-//! sequence. A block that follows another one never has a reference when that one has none. So whatever stands at the
-//! old end has nothing below it: it is a leaf.
+//! A policy sorts idle blocks into lanes by how often hits have found them; what waits in a lower lane goes first, and
+//! within a lane what was used least recently. A hit finds a run of blocks from the first on, so a block was found at
+//! least as often as those that follow it. A policy that gives no lower lane for more hits therefore never lets a block
+//! go before one that hangs below it: whatever the policy, eviction takes leaves, in constant time. `docs/new-policy.md`
+//! shows how to add one.
 
-use crate::units::BlockId;
+mod lru;
+mod segmented_lru;
 
-const NONE: u32 = 0;
+use std::fmt::Debug;
 
-#[derive(Clone, Copy, Debug, Default)]
-struct Links {
-    older: u32,
-    younger: u32,
-    listed: bool,
+pub use lru::Lru;
+pub use segmented_lru::SegmentedLru;
+
+use crate::error::{Error, Result};
+
+/// The lanes that a policy may use.
+pub const MAX_LANES: usize = 4;
+
+/// Sorts idle blocks into lanes.
+pub trait EvictionPolicy: Debug + Send + Sync {
+    /// The name by which it is chosen.
+    fn name(&self) -> &'static str;
+
+    /// The lane, below [`MAX_LANES`], of a block that hits have found so often since it was computed (255: or more often).
+    /// More hits never give a lower lane.
+    fn lane(&self, hits: u8) -> usize;
+
+    /// Whether the oldest block of a lane above 0 moves to the young end of the lane below, given the lane's blocks and
+    /// those of the pool.
+    fn is_overfull(&self, _lane: usize, _lane_blocks: usize, _pool_blocks: usize) -> bool {
+        false
+    }
 }
 
-/// A doubly linked list of idle blocks through an array: every operation takes constant time.
-#[derive(Debug)]
-pub(crate) struct EvictionOrder {
-    /// Entry 0 is the ring's anchor: its `younger` is the oldest block, its `older` the youngest.
-    links: Vec<Links>,
-    len: usize,
+/// All policies. A new one is listed here.
+pub const POLICIES: [&dyn EvictionPolicy; 2] = [&Lru, &SegmentedLru];
+
+/// The policy with this name.
+///
+/// # Errors
+/// [`Error::InvalidConfig`] for an unknown name.
+pub fn eviction_policy(name: &str) -> Result<&'static dyn EvictionPolicy> {
+    let known = POLICIES.into_iter().find(|policy| policy.name() == name);
+    known.ok_or_else(|| Error::config("eviction", name, POLICIES.map(EvictionPolicy::name).join(" or ")))
 }
 
-impl EvictionOrder {
-    pub(crate) fn new(num_blocks: usize) -> Self {
-        Self { links: vec![Links::default(); num_blocks], len: 0 }
+/// Whether more hits never give a lower lane: what keeps leaves first.
+///
+/// # Errors
+/// [`Error::InvalidConfig`] with the lanes that a policy must not give.
+pub fn check_policy(policy: &dyn EvictionPolicy) -> Result<()> {
+    let lanes: Vec<usize> = (0..=u8::MAX).map(|hits| policy.lane(hits)).collect();
+    if lanes.is_sorted() && lanes.iter().all(|&lane| lane < MAX_LANES) {
+        return Ok(());
     }
-
-    /// Blocks that can be evicted.
-    pub(crate) fn len(&self) -> usize {
-        self.len
-    }
-
-    pub(crate) fn contains(&self, block: BlockId) -> bool {
-        self.links[block.index()].listed
-    }
-
-    /// The block to evict next.
-    pub(crate) fn oldest(&self) -> Option<BlockId> {
-        let oldest = self.links[0].younger;
-        (oldest != NONE).then_some(BlockId::new(oldest))
-    }
-
-    /// Lists a block as the one used last.
-    pub(crate) fn insert(&mut self, block: BlockId) {
-        let youngest = self.links[0].older;
-        self.links[block.index()] = Links { older: youngest, younger: NONE, listed: true };
-        self.links[youngest as usize].younger = block.get();
-        self.links[0].older = block.get();
-        self.len += 1;
-    }
-
-    /// Takes a block out of the list, wherever it stands.
-    pub(crate) fn remove(&mut self, block: BlockId) {
-        let Links { older, younger, .. } = std::mem::take(&mut self.links[block.index()]);
-        self.links[older as usize].younger = younger;
-        self.links[younger as usize].older = older;
-        self.len -= 1;
-    }
-
-    /// The blocks, the oldest first.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = BlockId> {
-        std::iter::successors(self.oldest(), |block| {
-            let younger = self.links[block.index()].younger;
-            (younger != NONE).then_some(BlockId::new(younger))
-        })
-    }
+    let allowed = format!("a policy whose lanes are below {MAX_LANES} and do not fall with more hits");
+    Err(Error::config("eviction", policy.name(), allowed))
 }
 
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
 
-    fn order(ids: &[u32]) -> EvictionOrder {
-        let mut order = EvictionOrder::new(10);
-        ids.iter().for_each(|&id| order.insert(BlockId::new(id)));
-        order
-    }
-
-    fn ids(order: &EvictionOrder) -> Vec<u32> {
-        order.iter().map(BlockId::get).collect()
-    }
-
     #[test]
-    fn the_oldest_goes_first() {
-        assert_eq!(order(&[5, 2, 7]).oldest(), Some(BlockId::new(5)));
-        assert_eq!(order(&[]).oldest(), None);
-    }
-
-    #[test]
-    fn a_block_is_removed_from_any_place() {
-        for (removed, rest) in [(5, [2, 7]), (2, [5, 7]), (7, [5, 2])] {
-            let mut order = order(&[5, 2, 7]);
-            order.remove(BlockId::new(removed));
-            assert_eq!(ids(&order), rest);
-            assert!(!order.contains(BlockId::new(removed)));
-            order.insert(BlockId::new(removed));
-            assert_eq!(order.len(), 3);
-            assert_eq!(ids(&order)[2], removed);
+    fn every_policy_keeps_leaves_first_and_is_found_by_its_name() {
+        for policy in POLICIES {
+            check_policy(policy).unwrap();
+            assert_eq!(eviction_policy(policy.name()).unwrap().name(), policy.name());
         }
+        let error = eviction_policy("fifo").unwrap_err().to_string();
+        assert_eq!(error, "eviction is fifo: allowed is lru or segmented_lru");
+    }
+
+    #[derive(Debug)]
+    struct Falling;
+
+    impl EvictionPolicy for Falling {
+        fn name(&self) -> &'static str {
+            "falling"
+        }
+
+        fn lane(&self, hits: u8) -> usize {
+            usize::from(hits == 3)
+        }
+    }
+
+    #[test]
+    fn a_policy_that_would_evict_a_parent_before_its_child_is_refused() {
+        assert!(check_policy(&Falling).unwrap_err().to_string().starts_with("eviction is falling"));
     }
 }

@@ -5,24 +5,34 @@
 //! position 0 on, by comparison at each block. With several layer groups a hit is as long as all of them can serve.
 
 mod check;
-mod eviction;
+pub mod eviction;
+mod lanes;
+mod order;
+mod pin;
 mod publish;
+mod retention;
 mod room;
 mod scope;
+mod session;
 mod tree;
 
+pub use pin::{PinId, PinQuota, Pinned};
 pub use publish::Announced;
-pub use scope::ScopeId;
+pub use retention::{Lease, PRIORITY_RANGE, Retention};
+pub use scope::{Media, ScopeId};
 pub use tree::NodeId;
 
 use smallvec::SmallVec;
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::groups::{LayerGroup, Tables};
 use crate::pool::{BlockCounts, BlockPool};
 use crate::table::{BlockCopy, BlockTable};
 use crate::units::{BlockId, BlockSize, TokenId};
-use eviction::EvictionOrder;
+use eviction::{EvictionPolicy, Lru, check_policy};
+use order::EvictionOrder;
+use pin::Pins;
+use retention::Tracked;
 use scope::Scopes;
 use tree::{Key, Tree};
 
@@ -69,6 +79,25 @@ impl Default for HashOptions {
     }
 }
 
+/// What a cache is told once.
+#[derive(Clone, Copy, Debug)]
+pub struct CacheOptions {
+    /// How the tree hashes.
+    pub hash: HashOptions,
+    /// Which idle blocks make room first, among those that nothing else tells apart.
+    pub eviction: &'static dyn EvictionPolicy,
+    /// The share of the pool, from 0 to 1, that a tenant's own idle blocks may fill before they go first; 1: any.
+    pub tenant_share: f64,
+    /// Blocks that may be pinned.
+    pub pin_quota: PinQuota,
+}
+
+impl Default for CacheOptions {
+    fn default() -> Self {
+        Self { hash: HashOptions::default(), eviction: &Lru, tenant_share: 1.0, pin_quota: PinQuota::default() }
+    }
+}
+
 /// How many of a hit's last blocks each group pins: those that the next token reads. Where no group keeps all positions,
 /// at least one: the next block hangs below it.
 fn pins_back(groups: &[LayerGroup], size: BlockSize) -> SmallVec<[usize; 1]> {
@@ -95,6 +124,10 @@ pub struct PrefixCache {
     node_of: Vec<NodeId>,
     order: EvictionOrder,
     scopes: Scopes,
+    tracked: Tracked,
+    pins: Pins,
+    /// Whether the policy looks at hits.
+    counts_hits: bool,
     /// The nodes of the lookup at hand.
     path: Vec<NodeId>,
     returned: Vec<BlockId>,
@@ -108,34 +141,46 @@ impl PrefixCache {
         Self::with_groups(pool, &[LayerGroup::Full], options)
     }
 
-    /// A cache over a pool that nobody else publishes in.
-    pub fn with_groups(pool: BlockPool, groups: &[LayerGroup], options: HashOptions) -> Self {
+    /// A cache over a pool that nobody else publishes in, which evicts what was used least recently.
+    pub fn with_groups(pool: BlockPool, groups: &[LayerGroup], hash: HashOptions) -> Self {
         let key_size = pool.block_size();
-        Self::with_key_size(pool, groups, key_size, options)
+        Self::build(pool, groups, key_size, CacheOptions { hash, ..CacheOptions::default() })
+    }
+
+    /// A cache over a pool that nobody else publishes in.
+    ///
+    /// # Errors
+    /// [`Error::InvalidConfig`] if the policy would not keep leaves first, or a share is out of its range.
+    pub fn with_options(pool: BlockPool, groups: &[LayerGroup], options: CacheOptions) -> Result<Self> {
+        check_policy(options.eviction)?;
+        if !(0.0..=1.0).contains(&options.tenant_share) {
+            return Err(Error::config("tenant_cache_share", options.tenant_share, "0 to 1"));
+        }
+        let key_size = pool.block_size();
+        Ok(Self::build(pool, groups, key_size, options))
     }
 
     /// As [`with_groups`](Self::with_groups), for symbolic blocks: a block's first token stands for all its tokens, and
     /// only that one is looked at. For whoever knows what is equal without having the tokens, as a replay of a trace does.
-    pub fn symbolic(pool: BlockPool, groups: &[LayerGroup], options: HashOptions) -> Self {
-        Self::with_key_size(pool, groups, BlockSize::ONE, options)
+    pub fn symbolic(pool: BlockPool, groups: &[LayerGroup], hash: HashOptions) -> Self {
+        Self::build(pool, groups, BlockSize::ONE, CacheOptions { hash, ..CacheOptions::default() })
     }
 
-    fn with_key_size(
-        pool: BlockPool,
-        groups: &[LayerGroup],
-        key_size: BlockSize,
-        options: HashOptions,
-    ) -> Self {
+    fn build(pool: BlockPool, groups: &[LayerGroup], key_size: BlockSize, options: CacheOptions) -> Self {
         let num_blocks = pool.num_blocks();
+        let HashOptions { seed, mask } = options.hash;
         Self {
             groups: groups.into(),
             pins_back: pins_back(groups, pool.block_size()),
             windows: (0..groups.len()).filter(|&group| !groups[group].is_full()).collect(),
             keeps_all: groups.iter().any(|group| group.is_full()),
-            tree: Tree::new(num_blocks, groups.len(), key_size, options.seed, options.mask),
+            tree: Tree::new(num_blocks, groups.len(), key_size, seed, mask),
             node_of: vec![NodeId::ROOT; num_blocks],
-            order: EvictionOrder::new(num_blocks),
+            order: EvictionOrder::new(num_blocks, options.eviction),
             scopes: Scopes::default(),
+            tracked: Tracked::new(num_blocks, options.tenant_share),
+            pins: Pins::new(options.pin_quota),
+            counts_hits: options.eviction.lane(u8::MAX) > options.eviction.lane(0),
             path: Vec::new(),
             returned: Vec::with_capacity(num_blocks),
             generation: 0,
@@ -157,6 +202,11 @@ impl PrefixCache {
     /// The number of a scope. Give it back with [`leave_scope`](Self::leave_scope).
     pub fn enter_scope(&mut self, bytes: &[u8]) -> ScopeId {
         self.scopes.enter(bytes)
+    }
+
+    /// The number of the scope of a prompt that holds media, by rising offset. Give it back like any other.
+    pub fn enter_scope_with_media(&mut self, bytes: &[u8], media: &[Media<'_>]) -> ScopeId {
+        self.scopes.enter_with_media(bytes, media, self.pool.block_size())
     }
 
     /// Ends one use of a scope's number. Its published blocks stay findable for whoever enters the same scope.
@@ -206,6 +256,9 @@ impl PrefixCache {
     pub fn share(&mut self, scope: ScopeId, tokens: &[TokenId], max_blocks: usize) -> (Tables, Cursor) {
         self.adopt_returned();
         let hits = self.find_path(scope, tokens, max_blocks);
+        if self.counts_hits {
+            self.path[..hits].iter().for_each(|&node| self.tree.count_hit(node));
+        }
         let mut tables = Tables::new();
         for index in 0..self.groups.len() {
             let first = self.first_pinned(index, hits);
@@ -259,8 +312,9 @@ impl PrefixCache {
         }
     }
 
-    /// Makes every block unfindable: idle ones are free now, used ones as soon as their sequences end.
+    /// Makes every block unfindable: idle ones are free now, used ones as soon as their sequences end. Pins end.
     pub fn reset(&mut self) {
+        self.pins.clear();
         self.adopt_returned();
         let nodes: Vec<NodeId> = self.tree.iter().collect();
         // Children before their parents: a node is taken out when nothing hangs below it.
@@ -285,7 +339,8 @@ impl PrefixCache {
         let mut runs: SmallVec<[usize; 8]> = SmallVec::from_elem(0, self.windows.len());
         let (mut parent, mut hits) = (NodeId::ROOT, 0);
         for run in tokens.chunks_exact(size.tokens()).take(max_blocks) {
-            let Some(node) = self.tree.find(Key { parent, scope, tokens: run }) else { break };
+            let (own, binding) = self.scopes.of_block(scope, self.path.len());
+            let Some(node) = self.tree.find(Key { parent, scope: own, binding, tokens: run }) else { break };
             self.path.push(node);
             parent = node;
             let mut is_served = true;

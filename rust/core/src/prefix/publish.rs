@@ -1,7 +1,7 @@
 //! How blocks become findable, and how that is taken back.
 
 use super::scope::ScopeId;
-use super::tree::{Key, NodeId};
+use super::tree::{Fingerprint, Key, NodeId};
 use super::{Cursor, ENDED, PrefixCache};
 use crate::table::BlockTable;
 use crate::units::{BlockId, TokenId};
@@ -31,14 +31,19 @@ impl PrefixCache {
         let mut is_folded = false;
         while cursor.generation == self.generation && cursor.published < size.full_blocks(num_tokens) {
             let start = cursor.published * size.tokens();
-            let key = Key { parent: cursor.parent, scope, tokens: &tokens[start..start + size.tokens()] };
-            let Some(node) = self.tree.find(key).or_else(|| self.hang(key)) else {
+            let run = &tokens[start..start + size.tokens()];
+            let (own, binding) = self.scopes.of_block(scope, cursor.published);
+            let key = Key { parent: cursor.parent, scope: own, binding, tokens: run };
+            let fingerprint = self.tree.fingerprint_of(key);
+            let found = self.tree.find_at(fingerprint, key);
+            let Some(node) = found.or_else(|| self.hang(fingerprint, key)) else {
                 cursor.generation = ENDED;
                 break;
             };
             for (group, table) in tables.iter_mut().enumerate() {
                 is_folded |= self.settle(node, group, table, cursor.published);
             }
+            self.tree.set_computed(node);
             cursor.parent = node;
             cursor.published += 1;
         }
@@ -65,11 +70,13 @@ impl PrefixCache {
         let mut parent = cursor.parent;
         for index in cursor.published..size.full_blocks(num_tokens) {
             let run = &tokens[index * size.tokens()..(index + 1) * size.tokens()];
-            let key = Key { parent, scope, tokens: run };
-            if self.tree.find(key).is_some() {
+            let (own, binding) = self.scopes.of_block(scope, index);
+            let key = Key { parent, scope: own, binding, tokens: run };
+            let fingerprint = self.tree.fingerprint_of(key);
+            if self.tree.find_at(fingerprint, key).is_some() {
                 return;
             }
-            let Some(node) = self.hang(key) else { return };
+            let Some(node) = self.hang(fingerprint, key) else { return };
             for (group, table) in tables.iter().enumerate() {
                 let block = table.blocks()[index];
                 if block != BlockId::NULL {
@@ -105,11 +112,12 @@ impl PrefixCache {
     }
 
     /// Adds a node without blocks, if there may be one more.
-    fn hang(&mut self, key: Key<'_>) -> Option<NodeId> {
-        let node = self.tree.insert(key)?;
-        if key.parent == NodeId::ROOT {
+    fn hang(&mut self, fingerprint: Fingerprint, key: Key<'_>) -> Option<NodeId> {
+        let node = self.tree.insert(fingerprint, key)?;
+        if key.scope != ScopeId::UNBOUND {
             self.scopes.join(key.scope);
         }
+        self.track_added(node);
         Some(node)
     }
 
@@ -149,7 +157,10 @@ impl PrefixCache {
     }
 
     pub(super) fn remove(&mut self, node: NodeId) {
-        if let Some(scope) = self.tree.remove(node) {
+        let (parent, scope) = (self.tree.parent(node), self.tree.scope(node));
+        self.tree.remove(node);
+        self.track_removed(node, parent);
+        if scope != ScopeId::UNBOUND {
             self.scopes.leave(scope);
         }
     }

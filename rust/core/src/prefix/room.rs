@@ -1,4 +1,4 @@
-//! How idle blocks make room: leaves first, least recently used first.
+//! How idle blocks make room, leaves first.
 
 use super::PrefixCache;
 use super::tree::NodeId;
@@ -18,13 +18,13 @@ impl PrefixCache {
         }
         let mut waits = 0;
         while self.pool.num_free() < count {
-            let Some(oldest) = self.order.oldest() else { break };
-            let (node, group) = self.place(oldest);
+            let Some(first) = self.order.first() else { break };
+            let (node, group) = self.place(first);
             if self.groups[group].is_full() && self.tree.num_children(node) > 0 {
                 // Another thread has given back a block below and is about to say so.
                 waits += 1;
                 if waits > MAX_WAITS {
-                    let detail = format!("block {} is idle, and what hangs below it is not", oldest.get());
+                    let detail = format!("block {} is idle, and what hangs below it is not", first.get());
                     return Err(Error::broken("I6 chain", detail));
                 }
                 spin();
@@ -61,8 +61,11 @@ impl PrefixCache {
         self.pool.take_returned(&mut returned);
         for &block in &returned {
             if self.pool.is_idle(block) && !self.order.contains(block) {
-                self.order.insert(block);
-                self.lift_above(block);
+                let (node, group) = self.place(block);
+                self.order.insert(block, self.standing(node));
+                if self.groups[group].is_full() {
+                    self.lift_above(node, group, block);
+                }
             }
         }
         self.returned = returned;
@@ -70,19 +73,17 @@ impl PrefixCache {
 
     /// Moves the listed blocks that a block follows behind it: they may have been given back by another thread, or
     /// earlier and used again meanwhile. A block of a window stands for itself.
-    fn lift_above(&mut self, block: BlockId) {
-        let (node, group) = self.place(block);
-        if !self.groups[group].is_full() {
-            return;
-        }
+    fn lift_above(&mut self, node: NodeId, group: usize, block: BlockId) {
+        let lane = self.order.lane(block);
         let mut above = self.tree.parent(node);
         while above != NodeId::ROOT {
             let parent = self.tree.blocks(above)[group];
-            if !self.order.contains(parent) {
+            let stands = self.order.lane(parent);
+            if stands.is_none() || stands > lane {
                 return;
             }
             self.order.remove(parent);
-            self.order.insert(parent);
+            self.order.insert(parent, self.standing(above));
             above = self.tree.parent(above);
         }
     }

@@ -2,29 +2,75 @@
 //!
 //! A scope is the caller's own bytes (model, adapter and its load generation, tenant, salt, framed so that two different
 //! ones never give the same bytes). It binds in the first block: every later block hangs below one that is bound.
+//!
+//! Media stand in a prompt as placeholder tokens, which say nothing of what is shown. So the block in which a medium
+//! begins is bound once more, by the medium's hash and its offset: whoever hits that block, or any below, has the same
+//! medium at the same place.
 
 use hashbrown::HashMap;
+use xxhash_rust::xxh3::xxh3_64;
+
+use crate::units::BlockSize;
 
 /// A scope that is in use, by number.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ScopeId(u32);
 
+/// Marks the number of one sequence's own scope: a base and where media bind.
+const HAS_MEDIA: u32 = 1 << 31;
+
 impl ScopeId {
-    pub(crate) const fn get(self) -> u32 {
-        self.0
+    /// That of a block which binds nothing: what it hangs below has bound it.
+    pub(crate) const UNBOUND: Self = Self(HAS_MEDIA - 1);
+
+    fn index(self) -> usize {
+        (self.0 & !HAS_MEDIA) as usize
     }
+
+    const fn has_media(self) -> bool {
+        self.0 & HAS_MEDIA != 0
+    }
+}
+
+/// A medium in a prompt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Media<'a> {
+    /// Its first placeholder token.
+    pub offset: usize,
+    /// What it is, by a hash that two different ones never share.
+    pub hash: &'a [u8],
+}
+
+#[derive(Debug)]
+enum Kind {
+    /// The caller's bytes.
+    Base,
+    /// The caller's bytes, so many of them, and the media that begin in one block.
+    Media { base_len: usize },
+    /// One sequence's: its base, and the blocks in which media begin, in order, with their scopes.
+    Sequence { base: ScopeId, blocks: Box<[(usize, ScopeId)]> },
 }
 
 #[derive(Debug)]
 struct Entry {
+    kind: Kind,
     bytes: Box<[u8]>,
+    fingerprint: u64,
     users: usize,
+}
+
+/// The bytes of a scope and, in a block in which media begin, their framed offsets and hashes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Bound<'a> {
+    pub(crate) base: &'a [u8],
+    pub(crate) media: &'a [u8],
 }
 
 /// Numbers for the scopes that are in use; a number is free again when its last user is gone.
 #[derive(Debug, Default)]
 pub(crate) struct Scopes {
-    by_bytes: HashMap<Box<[u8]>, ScopeId>,
+    bases: HashMap<Box<[u8]>, ScopeId>,
+    media: HashMap<Box<[u8]>, ScopeId>,
     entries: Vec<Option<Entry>>,
     vacant: Vec<ScopeId>,
 }
@@ -32,46 +78,134 @@ pub(crate) struct Scopes {
 impl Scopes {
     /// The number of a scope, with one more user.
     pub(crate) fn enter(&mut self, bytes: &[u8]) -> ScopeId {
-        if let Some(&scope) = self.by_bytes.get(bytes) {
+        if let Some(&scope) = self.bases.get(bytes) {
             self.join(scope);
             return scope;
         }
+        let scope = self.add(Kind::Base, bytes.into());
+        self.bases.insert(bytes.into(), scope);
+        scope
+    }
+
+    /// The number of a sequence's scope whose prompt holds media, by rising offset.
+    pub(crate) fn enter_with_media(&mut self, bytes: &[u8], media: &[Media<'_>], size: BlockSize) -> ScopeId {
+        let base = self.enter(bytes);
+        if media.is_empty() {
+            return base;
+        }
+        let same_block = |a: &Media<'_>, b: &Media<'_>| size.full_blocks(a.offset) == size.full_blocks(b.offset);
+        let blocks = media.chunk_by(same_block).map(|media| {
+            let framed = frame(bytes, media, size);
+            (size.full_blocks(media[0].offset), self.enter_block(framed, bytes.len()))
+        });
+        let kind = Kind::Sequence { base, blocks: blocks.collect() };
+        ScopeId(self.add(kind, Box::default()).0 | HAS_MEDIA)
+    }
+
+    fn enter_block(&mut self, framed: Box<[u8]>, base_len: usize) -> ScopeId {
+        if let Some(&scope) = self.media.get(&framed) {
+            self.join(scope);
+            return scope;
+        }
+        let scope = self.add(Kind::Media { base_len }, framed.clone());
+        self.media.insert(framed, scope);
+        scope
+    }
+
+    fn add(&mut self, kind: Kind, bytes: Box<[u8]>) -> ScopeId {
         let scope = self.vacant.pop().unwrap_or(ScopeId(self.entries.len() as u32));
-        let entry = Some(Entry { bytes: bytes.into(), users: 1 });
-        match self.entries.get_mut(scope.0 as usize) {
+        // Odd, so that it differs from the 0 of a block that binds nothing.
+        let fingerprint = xxh3_64(&bytes) | 1;
+        let entry = Some(Entry { kind, bytes, fingerprint, users: 1 });
+        match self.entries.get_mut(scope.index()) {
             Some(place) => *place = entry,
             None => self.entries.push(entry),
         }
-        self.by_bytes.insert(bytes.into(), scope);
         scope
+    }
+
+    /// What a sequence's block binds: a scope and its fingerprint, or [`ScopeId::UNBOUND`] and 0.
+    pub(crate) fn of_block(&self, scope: ScopeId, index: usize) -> (ScopeId, u64) {
+        if index > 0 && !scope.has_media() {
+            return (ScopeId::UNBOUND, 0);
+        }
+        let mut own = if index == 0 { scope } else { ScopeId::UNBOUND };
+        if let Kind::Sequence { base, blocks } = &self.entry(scope).kind {
+            own = if index == 0 { *base } else { ScopeId::UNBOUND };
+            if let Ok(place) = blocks.binary_search_by_key(&index, |&(block, _)| block) {
+                own = blocks[place].1;
+            }
+        }
+        (own, if own == ScopeId::UNBOUND { 0 } else { self.entry(own).fingerprint })
+    }
+
+    /// What a block's scope binds. The scope is one of [`of_block`](Self::of_block).
+    pub(crate) fn bound(&self, scope: ScopeId) -> Bound<'_> {
+        let Entry { kind, bytes, .. } = self.entry(scope);
+        match kind {
+            Kind::Base | Kind::Sequence { .. } => Bound { base: bytes, media: &[] },
+            Kind::Media { base_len } => {
+                let (base, media) = bytes[size_of::<u64>()..].split_at(*base_len);
+                Bound { base, media }
+            }
+        }
     }
 
     /// One more user of a scope that is in use.
     pub(crate) fn join(&mut self, scope: ScopeId) {
-        self.entries[scope.0 as usize].as_mut().expect("a scope in use has an entry").users += 1;
+        self.entries[scope.index()].as_mut().expect("a scope in use has an entry").users += 1;
     }
 
     /// One user less.
     pub(crate) fn leave(&mut self, scope: ScopeId) {
-        let place = &mut self.entries[scope.0 as usize];
+        let place = &mut self.entries[scope.index()];
         let entry = place.as_mut().expect("a scope in use has an entry");
         entry.users -= 1;
-        if entry.users == 0 {
-            self.by_bytes.remove(&entry.bytes);
-            *place = None;
-            self.vacant.push(scope);
+        if entry.users > 0 {
+            return;
+        }
+        let entry = place.take().expect("it was there");
+        self.vacant.push(ScopeId(scope.index() as u32));
+        match entry.kind {
+            Kind::Base => drop(self.bases.remove(&entry.bytes)),
+            Kind::Media { .. } => drop(self.media.remove(&entry.bytes)),
+            Kind::Sequence { base, blocks } => {
+                blocks.iter().for_each(|&(_, block)| self.leave(block));
+                self.leave(base);
+            }
         }
     }
 
-    /// Scopes in use.
+    /// Scopes in use, those of blocks with media included.
     pub(crate) fn len(&self) -> usize {
-        self.by_bytes.len()
+        self.bases.len() + self.media.len()
     }
+
+    fn entry(&self, scope: ScopeId) -> &Entry {
+        self.entries[scope.index()].as_ref().expect("a scope in use has an entry")
+    }
+}
+
+/// The base and the media of one block, such that no two different ones give the same bytes.
+fn frame(base: &[u8], media: &[Media<'_>], size: BlockSize) -> Box<[u8]> {
+    let mut framed = Vec::new();
+    framed.extend((base.len() as u64).to_le_bytes());
+    framed.extend(base);
+    for medium in media {
+        framed.extend((size.offset(medium.offset) as u64).to_le_bytes());
+        framed.extend((medium.hash.len() as u64).to_le_bytes());
+        framed.extend(medium.hash);
+    }
+    framed.into()
 }
 
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
+
+    fn size() -> BlockSize {
+        BlockSize::new(4).unwrap()
+    }
 
     #[test]
     fn equal_bytes_are_one_scope_and_its_number_is_free_after_the_last_user() {
@@ -83,5 +217,45 @@ mod tests {
         scopes.leave(a);
         assert_eq!(scopes.len(), 1);
         assert_eq!(scopes.enter(b"c"), a);
+    }
+
+    #[test]
+    fn only_the_block_in_which_a_medium_begins_is_bound_by_it() {
+        let mut scopes = Scopes::default();
+        let media = [Media { offset: 5, hash: b"cat" }, Media { offset: 12, hash: b"dog" }];
+        let base = scopes.enter(b"s");
+        let scope = scopes.enter_with_media(b"s", &media, size());
+        let bound: Vec<ScopeId> = (0..5).map(|index| scopes.of_block(scope, index).0).collect();
+        let unbound = ScopeId::UNBOUND;
+        assert_eq!((bound[0], bound[2], bound[4]), (base, unbound, unbound));
+        assert!(bound[1] != unbound && bound[3] != unbound && bound[1] != bound[3]);
+        assert_eq!(scopes.bound(bound[1]).base, b"s");
+        assert!(scopes.bound(bound[1]).media.ends_with(b"cat"));
+        let binds: Vec<bool> = (0..5).map(|index| scopes.of_block(scope, index).1 != 0).collect();
+        assert_eq!(binds, [true, true, false, true, false]);
+        scopes.leave(scope);
+        scopes.leave(base);
+        assert_eq!(scopes.len(), 0);
+    }
+
+    #[test]
+    fn no_two_different_media_have_one_scope() {
+        let mut scopes = Scopes::default();
+        let media = |offset, hash| [Media { offset, hash }];
+        let mut seen = Vec::new();
+        for (base, media) in [
+            (&b"s"[..], media(1, b"cat")),
+            (b"s", media(2, b"cat")),
+            (b"s", media(1, b"cats")),
+            (b"sc", media(1, b"at")),
+            (b"", media(1, b"cat")),
+        ] {
+            let scope = scopes.enter_with_media(base, &media, size());
+            let (block, fingerprint) = scopes.of_block(scope, 0);
+            seen.push((block, fingerprint));
+        }
+        seen.sort_unstable();
+        seen.dedup_by_key(|&mut (block, _)| block);
+        assert_eq!(seen.len(), 5);
     }
 }

@@ -19,7 +19,7 @@ impl NodeId {
     /// What every first block hangs below.
     pub(crate) const ROOT: Self = Self(0);
 
-    const fn index(self) -> usize {
+    pub(crate) const fn index(self) -> usize {
         self.0 as usize
     }
 }
@@ -29,16 +29,32 @@ impl NodeId {
 pub(crate) struct Key<'a> {
     pub(crate) parent: NodeId,
     pub(crate) scope: ScopeId,
+    /// The scope's fingerprint, or 0 for a block that binds none.
+    pub(crate) binding: u64,
     pub(crate) tokens: &'a [TokenId],
+}
+
+/// A hash over a block's scope and all tokens up to its end: one block of a kind has one, whatever its node's number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Fingerprint(u64);
+
+impl Fingerprint {
+    pub(crate) const fn get(self) -> u64 {
+        self.0
+    }
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Node {
-    hash: u32,
+    fingerprint: Fingerprint,
     parent: NodeId,
     scope: ScopeId,
     /// `VACANT` for a number that waits to be used again.
     num_children: u32,
+    /// How often a hit has found it, up to 255.
+    hits: u8,
+    /// Whether its content was computed by a step that was applied.
+    is_computed: bool,
 }
 
 const VACANT: u32 = u32::MAX;
@@ -74,7 +90,14 @@ impl Tree {
         seed: u64,
         hash_mask: u64,
     ) -> Self {
-        let root = Node { hash: 0, parent: NodeId::ROOT, scope: ScopeId::default(), num_children: 0 };
+        let root = Node {
+            fingerprint: Fingerprint(seed),
+            parent: NodeId::ROOT,
+            scope: ScopeId::default(),
+            num_children: 0,
+            hits: 0,
+            is_computed: false,
+        };
         let expected = num_blocks.div_ceil(num_groups);
         let mut tree = Self {
             key_size,
@@ -114,18 +137,70 @@ impl Tree {
         self.blocks[node.index() * self.num_groups + group] = block;
     }
 
+    pub(crate) fn tokens(&self, node: NodeId) -> &[TokenId] {
+        let start = node.index() * self.key_size.tokens();
+        &self.tokens[start..start + self.key_size.tokens()]
+    }
+
+    pub(crate) fn scope(&self, node: NodeId) -> ScopeId {
+        self.nodes[node.index()].scope
+    }
+
+    pub(crate) fn hits(&self, node: NodeId) -> u8 {
+        self.nodes[node.index()].hits
+    }
+
+    /// Counts that a hit has found a node.
+    pub(crate) fn count_hit(&mut self, node: NodeId) {
+        let hits = &mut self.nodes[node.index()].hits;
+        *hits = hits.saturating_add(1);
+    }
+
+    pub(crate) fn is_computed(&self, node: NodeId) -> bool {
+        self.nodes[node.index()].is_computed
+    }
+
+    /// Notes that a node's content was computed. Returns whether that is new.
+    pub(crate) fn set_computed(&mut self, node: NodeId) -> bool {
+        !std::mem::replace(&mut self.nodes[node.index()].is_computed, true)
+    }
+
+    /// One more than the highest number that a node has had.
+    pub(crate) fn num_numbers(&self) -> usize {
+        self.nodes.len()
+    }
+
+    pub(crate) fn fingerprint(&self, node: NodeId) -> Fingerprint {
+        self.nodes[node.index()].fingerprint
+    }
+
+    /// The fingerprint of what is looked for.
+    pub(crate) fn fingerprint_of(&self, key: Key<'_>) -> Fingerprint {
+        self.fingerprint_below(self.nodes[key.parent.index()].fingerprint, key.binding, key.tokens)
+    }
+
+    /// The fingerprint of a block below one that need not be there.
+    pub(crate) fn fingerprint_below(&self, parent: Fingerprint, binding: u64, tokens: &[TokenId]) -> Fingerprint {
+        chain(parent, binding, self.seed, self.content(tokens))
+    }
+
     /// The node with exactly these tokens below exactly this parent.
     pub(crate) fn find(&self, key: Key<'_>) -> Option<NodeId> {
-        self.children.find(spread(self.hash(key)), |&node| self.matches(node, key)).copied()
+        self.find_at(self.fingerprint_of(key), key)
+    }
+
+    /// The same, if the fingerprint is known.
+    pub(crate) fn find_at(&self, fingerprint: Fingerprint, key: Key<'_>) -> Option<NodeId> {
+        self.children.find(self.spread(fingerprint), |&node| self.matches(node, key)).copied()
     }
 
     /// Hangs a node without blocks below its parent, or none if the tree holds as many as it may. No equal node is there.
-    pub(crate) fn insert(&mut self, key: Key<'_>) -> Option<NodeId> {
+    pub(crate) fn insert(&mut self, fingerprint: Fingerprint, key: Key<'_>) -> Option<NodeId> {
         if self.children.len() >= self.max_nodes {
             return None;
         }
-        let hash = self.hash(key);
-        let node = Node { hash, parent: key.parent, scope: key.scope, num_children: 0 };
+        let (parent, scope) = (key.parent, key.scope);
+        let node = Node { fingerprint, parent, scope, num_children: 0, hits: 0, is_computed: false };
         let id = match self.vacant.pop() {
             Some(id) => {
                 self.nodes[id.index()] = node;
@@ -134,24 +209,24 @@ impl Tree {
             None => self.grow(node),
         };
         let start = id.index() * self.key_size.tokens();
-        let content = self.content(key);
+        let content = self.content(key.tokens);
         self.tokens[start..start + content.len()].copy_from_slice(content);
         self.nodes[key.parent.index()].num_children += 1;
-        let nodes = &self.nodes;
-        self.children.insert_unique(spread(hash), id, |node| spread(nodes[node.index()].hash));
+        let (nodes, mask) = (&self.nodes, self.hash_mask);
+        let hash = |node: &NodeId| spread(nodes[node.index()].fingerprint.0 & mask);
+        self.children.insert_unique(spread(fingerprint.0 & mask), id, hash);
         Some(id)
     }
 
-    /// Takes a leaf without blocks out. Returns the scope to leave, if it hung below the root.
-    pub(crate) fn remove(&mut self, id: NodeId) -> Option<ScopeId> {
+    /// Takes a leaf without blocks out.
+    pub(crate) fn remove(&mut self, id: NodeId) {
         let node = self.nodes[id.index()];
-        if let Ok(entry) = self.children.find_entry(spread(node.hash), |&other| other == id) {
+        if let Ok(entry) = self.children.find_entry(self.spread(node.fingerprint), |&other| other == id) {
             entry.remove();
         }
         self.nodes[id.index()].num_children = VACANT;
         self.nodes[node.parent.index()].num_children -= 1;
         self.vacant.push(id);
-        (node.parent == NodeId::ROOT).then_some(node.scope)
     }
 
     /// All nodes but the root.
@@ -168,35 +243,36 @@ impl Tree {
     }
 
     fn matches(&self, id: NodeId, key: Key<'_>) -> bool {
-        let (node, start) = (&self.nodes[id.index()], id.index() * self.key_size.tokens());
-        node.parent == key.parent
-            && node.scope == key.scope
-            && self.tokens[start..start + self.key_size.tokens()] == *self.content(key)
+        let node = &self.nodes[id.index()];
+        node.parent == key.parent && node.scope == key.scope && self.tokens(id) == self.content(key.tokens)
     }
 
-    fn content<'a>(&self, key: Key<'a>) -> &'a [TokenId] {
-        &key.tokens[..self.key_size.tokens()]
+    /// What of a block's tokens is looked at.
+    fn content<'a>(&self, tokens: &'a [TokenId]) -> &'a [TokenId] {
+        &tokens[..self.key_size.tokens()]
     }
 
-    fn hash(&self, key: Key<'_>) -> u32 {
-        let place = (u64::from(key.parent.0) << 32) | u64::from(key.scope.get());
-        let seed = self.seed ^ place.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        let hash = xxh3_64_with_seed(bytemuck::cast_slice(self.content(key)), seed) & self.hash_mask;
-        (hash ^ (hash >> 32)) as u32
+    fn spread(&self, fingerprint: Fingerprint) -> u64 {
+        spread(fingerprint.0 & self.hash_mask)
     }
+}
+
+fn chain(parent: Fingerprint, binding: u64, seed: u64, tokens: &[TokenId]) -> Fingerprint {
+    let own = xxh3_64_with_seed(bytemuck::cast_slice(tokens), seed ^ binding);
+    Fingerprint((parent.0.rotate_left(23) ^ own).wrapping_mul(0x9e37_79b9_7f4a_7c15))
 }
 
 /// A table that has room for so many nodes, in memory that was used once: later insertions meet no page fault.
 fn touched(capacity: usize) -> HashTable<NodeId> {
     let mut table = HashTable::with_capacity(capacity);
     for number in 0..capacity as u32 {
-        table.insert_unique(spread(number), NodeId(number), |node| spread(node.0));
+        table.insert_unique(spread(number.into()), NodeId(number), |node| spread(node.0.into()));
     }
     table.clear();
     table
 }
 
-/// A node keeps half of its hash; a table wants its bits all over the word.
-fn spread(hash: u32) -> u64 {
-    u64::from(hash).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+/// A table wants a hash's bits all over the word, also where few of them are used.
+fn spread(hash: u64) -> u64 {
+    hash.wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }

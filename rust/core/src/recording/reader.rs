@@ -4,6 +4,7 @@ use super::{MAGIC, RecordedScheduler, Verb, digest_of, plan_digest};
 use crate::error::Error;
 use crate::groups::LayerGroup;
 use crate::policy::preemption::Costs;
+use crate::prefix::{Media, PinId, Retention};
 use crate::scheduler::{
     FinishReason, Outcome, OwnedArrays, Proposal, RequestSummary, Sampled, SchedulerConfig, Submission,
     TableSync,
@@ -159,6 +160,16 @@ impl Replay {
                 self.scheduler.set_costs(Costs { seconds_per_token, seconds_per_block });
                 0
             }
+            Verb::EndSession => {
+                let (tenant, session) = (reader.string()?, reader.string()?);
+                u64::from(self.scheduler.end_session(tenant, session))
+            }
+            Verb::Pin => self.pin(reader)?,
+            Verb::Unpin => u64::from(self.scheduler.unpin(PinId::new(reader.number()?))),
+            Verb::SetCacheShare => {
+                let (tenant, share) = (reader.string()?, reader.real()?);
+                digest_of(&self.scheduler.set_cache_share(tenant, share))
+            }
         })
     }
 
@@ -172,6 +183,8 @@ impl Replay {
         let priority = reader.number()? as u32 as i32;
         let has_deadline = reader.number()? != 0;
         let deadline = Some(reader.real()?).filter(|_| has_deadline);
+        let retention = reader.retention(tenant)?;
+        let media = reader.media()?;
         let result = self.scheduler.submit(Submission {
             prompt: &prompt,
             max_tokens,
@@ -181,6 +194,8 @@ impl Replay {
             tenant,
             priority,
             deadline,
+            retention,
+            media: &media,
         });
         let digest = digest_of(&result);
         if result.is_ok() {
@@ -209,6 +224,12 @@ impl Replay {
         let tokens = reader.list(|value| value as u32)?;
         let proposal = Proposal { rows: &rows, starts: &starts, tokens: &tokens };
         Ok(digest_of(&self.scheduler.propose(proposal)))
+    }
+
+    fn pin(&mut self, reader: &mut Reader<'_>) -> Result<u64, ReplayError> {
+        let tokens = reader.list(|value| value as u32)?;
+        let (scope, tenant) = (reader.string()?, reader.string()?);
+        Ok(digest_of(&self.scheduler.pin(&tokens, scope, tenant)))
     }
 
     fn apply(&mut self, reader: &mut Reader<'_>) -> Result<u64, ReplayError> {
@@ -246,8 +267,11 @@ impl<'a> Reader<'a> {
             0 => LayerGroup::Full,
             tokens => LayerGroup::Window { tokens: tokens as usize },
         })?;
-        let watermark = self.real()?;
-        SchedulerConfig::from_numbers(numbers, groups, watermark).map_err(ReplayError::Options)
+        let mut reals = [0.0; SchedulerConfig::NUM_REALS];
+        for real in &mut reals {
+            *real = self.real()?;
+        }
+        SchedulerConfig::from_numbers(numbers, groups, reals).map_err(ReplayError::Options)
     }
 
     fn verb(&mut self) -> Result<Verb, ReplayError> {
@@ -262,6 +286,18 @@ impl<'a> Reader<'a> {
 
     fn real(&mut self) -> Result<f64, ReplayError> {
         Ok(f64::from_le_bytes(self.array()?))
+    }
+
+    fn retention(&mut self, tenant: &'a [u8]) -> Result<Retention<'a>, ReplayError> {
+        let session = if self.number()? != 0 { Some(self.string()?) } else { None };
+        let ttl = if self.number()? != 0 { Some(self.real()?) } else { None };
+        let next_turn = if self.number()? != 0 { Some(self.real()?) } else { None };
+        Ok(Retention { session, ttl, next_turn, priority: self.number()? as u8 as i8, tenant })
+    }
+
+    fn media(&mut self) -> Result<Vec<Media<'a>>, ReplayError> {
+        let len = self.number()?;
+        (0..len).map(|_| Ok(Media { offset: self.number()? as usize, hash: self.string()? })).collect()
     }
 
     fn string(&mut self) -> Result<&'a [u8], ReplayError> {

@@ -3,8 +3,9 @@
 use super::{MAGIC, Verb};
 use crate::groups::LayerGroup;
 use crate::policy::preemption::Costs;
+use crate::prefix::{PinId, Retention};
 use crate::scheduler::{Proposal, Sampled, SchedulerConfig, Submission};
-use crate::units::RequestId;
+use crate::units::{RequestId, TokenId};
 
 /// A group as a number: its window, or 0 for one that keeps all positions.
 fn window_number(group: LayerGroup) -> u64 {
@@ -24,7 +25,7 @@ impl Writer {
         let mut writer = Self { bytes: MAGIC.to_vec() };
         config.numbers().into_iter().for_each(|number| writer.number(number));
         writer.list(config.groups.len(), config.groups.iter().map(|&group| window_number(group)));
-        writer.real(config.watermark);
+        config.reals().into_iter().for_each(|real| writer.real(real));
         writer
     }
 
@@ -47,6 +48,51 @@ impl Writer {
         self.number(u64::from(submission.priority as u32));
         self.number(submission.deadline.is_some().into());
         self.real(submission.deadline.unwrap_or(0.0));
+        self.retention(&submission.retention);
+        self.number(submission.media.len() as u64);
+        for medium in submission.media {
+            self.number(medium.offset as u64);
+            self.string(medium.hash);
+        }
+        self.digest(digest);
+    }
+
+    /// The tenant is the submission's.
+    fn retention(&mut self, retention: &Retention<'_>) {
+        self.number(retention.session.is_some().into());
+        retention.session.iter().for_each(|session| self.string(session));
+        for seconds in [retention.ttl, retention.next_turn] {
+            self.number(seconds.is_some().into());
+            seconds.iter().for_each(|&seconds| self.real(seconds));
+        }
+        self.number(u64::from(retention.priority as u8));
+    }
+
+    pub(super) fn end_session(&mut self, tenant: &[u8], session: &[u8], digest: u64) {
+        self.verb(Verb::EndSession);
+        self.string(tenant);
+        self.string(session);
+        self.digest(digest);
+    }
+
+    pub(super) fn pin(&mut self, tokens: &[TokenId], scope: &[u8], tenant: &[u8], digest: u64) {
+        self.verb(Verb::Pin);
+        self.list(tokens.len(), tokens.iter().map(|&token| u64::from(token)));
+        self.string(scope);
+        self.string(tenant);
+        self.digest(digest);
+    }
+
+    pub(super) fn unpin(&mut self, pin: PinId, digest: u64) {
+        self.verb(Verb::Unpin);
+        self.number(pin.get());
+        self.digest(digest);
+    }
+
+    pub(super) fn set_cache_share(&mut self, tenant: &[u8], share: f64, digest: u64) {
+        self.verb(Verb::SetCacheShare);
+        self.string(tenant);
+        self.real(share);
         self.digest(digest);
     }
 

@@ -28,6 +28,9 @@ impl Scheduler {
                 *held.entry(block).or_default() += 1;
             }
         }
+        for block in self.cache.iter_pinned() {
+            *held.entry(block).or_default() += 1;
+        }
         if held.contains_key(&BlockId::NULL) {
             return Err(Error::broken("I2 null block", "a table holds block 0"));
         }
@@ -36,7 +39,7 @@ impl Scheduler {
             let (counted, tables) =
                 (self.cache.pool().references(block), held.get(&block).copied().unwrap_or(0));
             if counted != tables {
-                let detail = format!("block {id} counts {counted} references, tables hold {tables}");
+                let detail = format!("block {id} counts {counted} references, tables and pins hold {tables}");
                 return Err(Error::broken("I3 references", detail));
             }
         }

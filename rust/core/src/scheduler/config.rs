@@ -4,6 +4,8 @@ use crate::error::{Error, Result};
 use crate::groups::{LayerGroup, longest};
 use crate::policy::order::QueueOrder;
 use crate::policy::preemption::PreemptionMode;
+use crate::prefix::PinQuota;
+use crate::prefix::eviction::{EvictionPolicy, Lru, POLICIES};
 use crate::units::BlockSize;
 
 /// When a waiting sequence may start.
@@ -61,6 +63,12 @@ pub struct SchedulerConfig {
     pub admission: AdmissionPolicy,
     /// Whether full blocks are published and found again.
     pub enable_prefix_caching: bool,
+    /// Which idle blocks make room first, among those that nothing else tells apart.
+    pub eviction: &'static dyn EvictionPolicy,
+    /// The share of the pool, from 0 to 1, that a tenant's own idle blocks may fill before they go first.
+    pub tenant_cache_share: f64,
+    /// Blocks that may be pinned: a sequence must fit beside them.
+    pub pin_quota: PinQuota,
     /// Who starts first.
     pub queue_order: QueueOrder,
     /// How often a waiting sequence may be passed by later ones that fit, before all others wait for it.
@@ -93,6 +101,9 @@ impl Default for SchedulerConfig {
             watermark: 0.01,
             admission: AdmissionPolicy::Forecast,
             enable_prefix_caching: true,
+            eviction: &Lru,
+            tenant_cache_share: 1.0,
+            pin_quota: PinQuota::default(),
             queue_order: QueueOrder::Fcfs,
             max_passes: 16,
             preempt_lower_ranks: false,
@@ -116,7 +127,7 @@ impl SchedulerConfig {
     }
 
     fn longest(&self, limit: usize) -> usize {
-        let usable = self.num_blocks.saturating_sub(1);
+        let usable = self.num_blocks.saturating_sub(1).saturating_sub(self.pin_quota.blocks);
         match (BlockSize::new(self.block_size), self.groups.as_slice()) {
             (_, [LayerGroup::Full]) => limit.min(usable * self.block_size),
             (Ok(size), groups) => {
@@ -161,9 +172,9 @@ impl SchedulerConfig {
     }
 
     /// How many numbers [`numbers`](Self::numbers) gives.
-    pub const NUM_NUMBERS: usize = 18;
+    pub const NUM_NUMBERS: usize = 21;
 
-    /// All options but the watermark and the groups as numbers, for a recording.
+    /// All options but the reals and the groups as numbers, for a recording.
     pub(crate) fn numbers(&self) -> [u64; Self::NUM_NUMBERS] {
         [
             self.num_blocks as u64,
@@ -184,14 +195,26 @@ impl SchedulerConfig {
             self.hash_seed,
             self.hash_mask,
             self.num_lookahead_tokens as u64,
+            POLICIES.iter().position(|policy| policy.name() == self.eviction.name()).unwrap_or(POLICIES.len())
+                as u64,
+            self.pin_quota.blocks as u64,
+            self.pin_quota.blocks_per_tenant as u64,
         ]
+    }
+
+    /// How many reals [`reals`](Self::reals) gives.
+    pub const NUM_REALS: usize = 2;
+
+    /// The options that are no whole numbers, for a recording.
+    pub(crate) fn reals(&self) -> [f64; Self::NUM_REALS] {
+        [self.watermark, self.tenant_cache_share]
     }
 
     /// The options that gave these numbers.
     pub(crate) fn from_numbers(
         numbers: [u64; Self::NUM_NUMBERS],
         groups: Vec<LayerGroup>,
-        watermark: f64,
+        [watermark, tenant_cache_share]: [f64; Self::NUM_REALS],
     ) -> Result<Self> {
         let size = |place: usize| numbers[place] as usize;
         let unknown = |field, place: usize| Error::config(field, numbers[place], "one of the known choices");
@@ -216,6 +239,9 @@ impl SchedulerConfig {
             hash_seed: numbers[15],
             hash_mask: numbers[16],
             num_lookahead_tokens: size(17),
+            eviction: *POLICIES.get(size(18)).ok_or_else(|| unknown("eviction", 18))?,
+            tenant_cache_share,
+            pin_quota: PinQuota { blocks: size(19), blocks_per_tenant: size(20) },
         })
     }
 
@@ -236,6 +262,10 @@ impl SchedulerConfig {
         within("max_model_len", self.max_model_len, 2, 1 << 30)?;
         within("max_queued_tokens", self.max_queued_tokens, 1, usize::MAX)?;
         within("max_queued_requests", self.max_queued_requests, 1, 1 << 30)?;
+        within("max_pinned_blocks", self.pin_quota.blocks, 0, self.num_blocks.saturating_sub(2))?;
+        if !(0.0..=1.0).contains(&self.tenant_cache_share) {
+            return Err(Error::config("tenant_cache_share", self.tenant_cache_share, "0 to 1"));
+        }
         if !(0.0..1.0).contains(&self.watermark) {
             return Err(Error::config("watermark", self.watermark, "at least 0 and below 1"));
         }

@@ -17,6 +17,7 @@ mod pages;
 mod plan;
 mod ranks;
 mod request;
+mod retention;
 mod sequence;
 mod simulated;
 mod speculation;
@@ -45,7 +46,7 @@ use crate::policy::length::OutputEstimate;
 use crate::policy::order::{QueueOrder, VirtualTime, priority_rank};
 use crate::policy::preemption::Costs;
 use crate::pool::BlockPool;
-use crate::prefix::{HashOptions, PrefixCache, ScopeId};
+use crate::prefix::{CacheOptions, HashOptions, Media, PrefixCache, Retention, ScopeId};
 use crate::table::BlockTable;
 use crate::units::{BlockSize, RequestId, Row};
 use buffers::Identity;
@@ -109,10 +110,15 @@ impl Scheduler {
         config.validate()?;
         let block_size = BlockSize::new(config.block_size)?;
         let pool = BlockPool::new(config.num_blocks, block_size)?;
-        let options = HashOptions { seed: config.hash_seed, mask: config.hash_mask };
+        let options = CacheOptions {
+            hash: HashOptions { seed: config.hash_seed, mask: config.hash_mask },
+            eviction: config.eviction,
+            tenant_share: config.tenant_cache_share,
+            pin_quota: config.pin_quota,
+        };
         Ok(Self {
             block_size,
-            cache: PrefixCache::with_groups(pool, &config.groups, options),
+            cache: PrefixCache::with_options(pool, &config.groups, options)?,
             host: (config.num_host_blocks > 1)
                 .then(|| BlockPool::new(config.num_host_blocks, block_size))
                 .transpose()?,
@@ -165,12 +171,13 @@ impl Scheduler {
         // Nothing below can fail.
         let request = RequestId::new(self.next_request);
         self.next_request += 1;
-        let scope = self.cache.enter_scope(submission.scope);
+        let scope = self.cache.enter_scope_with_media(submission.scope, submission.media);
+        let lease = self.cache.open_lease(&Retention { tenant: submission.tenant, ..submission.retention });
         let rank = self.rank(&submission);
         let key = SeqKey { rank, request, child: 0 };
         let sequence = self.first_sequence(key, scope, &submission);
         let index = self.sequences.insert(sequence);
-        self.requests.insert(request, Request::new(request, scope, rank, &submission));
+        self.requests.insert(request, Request::new(request, scope, lease, rank, &submission));
         if let Some(seconds) = submission.deadline {
             self.deadlines.insert((Deadline::at(seconds), request));
         }
@@ -226,6 +233,8 @@ impl Scheduler {
         if let Some(seconds) = submission.deadline.filter(|seconds| !(0.0..f64::INFINITY).contains(seconds)) {
             return Err(Error::request("deadline", seconds, "a finite number of seconds, at least 0"));
         }
+        submission.retention.validate()?;
+        check_media(submission.media, prompt)?;
         let config = &self.config;
         room("sequences", self.num_queued, submission.num_samples, config.max_queued_requests)?;
         room("tokens", self.num_queued_tokens, prompt, config.max_queued_tokens)
@@ -293,6 +302,7 @@ impl Scheduler {
 
     /// Takes everything from a running sequence but its tokens.
     fn stop_running(&mut self, index: SeqIndex) {
+        self.mark_blocks(index);
         let sequence = &mut self.sequences[index];
         sequence.tables.iter_mut().for_each(|table| table.truncate(0));
         sequence.cursor = self.cache.root();
@@ -315,6 +325,7 @@ impl Scheduler {
         if request.num_live == 0 {
             let request = self.requests.remove(&key.request).expect("it was there");
             self.cache.leave_scope(request.scope);
+            self.cache.close_lease(request.lease, self.now);
             if let Some(deadline) = request.deadline {
                 self.deadlines.remove(&(deadline, key.request));
             }
@@ -363,6 +374,24 @@ impl Scheduler {
         self.next_epoch += 1;
         self.next_epoch
     }
+}
+
+/// The most bytes of a medium's hash.
+const MAX_HASH_BYTES: usize = 64;
+
+fn check_media(media: &[Media<'_>], prompt: usize) -> Result<()> {
+    for (index, medium) in media.iter().enumerate() {
+        let least = index.checked_sub(1).map_or(0, |before| media[before].offset + 1);
+        if !(least..prompt).contains(&medium.offset) {
+            let value = format!("offset {} at place {index}", medium.offset);
+            return Err(Error::request("media", value, format!("rising offsets below the prompt's {prompt} tokens")));
+        }
+        if !(1..=MAX_HASH_BYTES).contains(&medium.hash.len()) {
+            let value = format!("a hash of {} bytes at place {index}", medium.hash.len());
+            return Err(Error::request("media", value, format!("hashes of 1 to {MAX_HASH_BYTES} bytes")));
+        }
+    }
+    Ok(())
 }
 
 fn room(unit: &'static str, queued: usize, asked: usize, limit: usize) -> Result<()> {

@@ -59,6 +59,7 @@ impl Scheduler {
         }
         self.now = self.now.max(now);
         self.expire();
+        self.cache.expire(self.now);
         let mut step = std::mem::take(&mut self.step);
         step.clear(self.next_step);
         self.preempt_lower_ranks(&mut step);

@@ -1,6 +1,6 @@
 //! What is asked for once, and what is told when it has ended.
 
-use crate::prefix::ScopeId;
+use crate::prefix::{Lease, Media, Retention, ScopeId};
 use crate::units::{RequestId, TokenId};
 
 /// A request as it is submitted.
@@ -22,6 +22,10 @@ pub struct Submission<'a> {
     pub priority: i32,
     /// The time, in seconds, after which it must not start any more.
     pub deadline: Option<f64>,
+    /// How long its blocks are kept once it has ended; the tenant is `tenant`.
+    pub retention: Retention<'a>,
+    /// What the placeholders among the prompt's tokens stand for, by rising offset.
+    pub media: &'a [Media<'a>],
 }
 
 impl<'a> Submission<'a> {
@@ -36,6 +40,8 @@ impl<'a> Submission<'a> {
             tenant: &[],
             priority: 0,
             deadline: None,
+            retention: Retention::default(),
+            media: &[],
         }
     }
 }
@@ -83,6 +89,7 @@ impl Deadline {
 pub(super) struct Request {
     pub(super) summary: RequestSummary,
     pub(super) scope: ScopeId,
+    pub(super) lease: Lease,
     pub(super) rank: u64,
     pub(super) deadline: Option<Deadline>,
     /// Samples that have not ended yet, those included that are not forked off yet.
@@ -90,7 +97,13 @@ pub(super) struct Request {
 }
 
 impl Request {
-    pub(super) fn new(request: RequestId, scope: ScopeId, rank: u64, submission: &Submission<'_>) -> Self {
+    pub(super) fn new(
+        request: RequestId,
+        scope: ScopeId,
+        lease: Lease,
+        rank: u64,
+        submission: &Submission<'_>,
+    ) -> Self {
         let summary = RequestSummary {
             request,
             prompt_tokens: submission.prompt.len(),
@@ -105,6 +118,6 @@ impl Request {
             failed: false,
         };
         let deadline = submission.deadline.map(Deadline::at);
-        Self { summary, scope, rank, deadline, num_live: submission.num_samples }
+        Self { summary, scope, lease, rank, deadline, num_live: submission.num_samples }
     }
 }

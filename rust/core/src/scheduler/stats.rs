@@ -74,6 +74,10 @@ pub struct SchedulerStats {
     pub accepted_draft_tokens: u64,
     /// Cached blocks that made room for others.
     pub evictions: u64,
+    /// Sessions that have a request or a cached block.
+    pub num_sessions: usize,
+    /// Blocks that pins hold, one for each pin that holds it.
+    pub pinned_blocks: usize,
     /// The moment at which the most blocks were active.
     pub peak: Peak,
 }
@@ -101,6 +105,8 @@ impl Scheduler {
             draft_tokens: self.totals.draft_tokens,
             accepted_draft_tokens: self.totals.accepted_draft_tokens,
             evictions: self.cache.evictions(),
+            num_sessions: self.cache.num_sessions(),
+            pinned_blocks: self.cache.pinned_blocks(),
             peak: self.totals.peak,
         }
     }
