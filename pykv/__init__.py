@@ -36,6 +36,7 @@ from pykv.errors import (
     MissingExtraError,
     ModelError,
     OutOfBlocksError,
+    PinQuotaError,
     PoisonedError,
     PykvError,
     QueueFullError,
@@ -68,11 +69,13 @@ if _typing.TYPE_CHECKING:
     from pykv.planner import KvPlan, plan
     from pykv.recording import ReplayedRecording, replay_recording
     from pykv.sampling import SamplingParams
+    from pykv.scope import scope_of
     from pykv.scheduler import (
         OUTCOME_FAILED,
         OUTCOME_OK,
         OUTCOME_STOP,
         FinishReason,
+        Pin,
         Plan,
         RequestSummary,
         Scheduler,
@@ -118,6 +121,8 @@ __all__ = [
     "ModelError",
     "OutOfBlocksError",
     "OutputDelta",
+    "Pin",
+    "PinQuotaError",
     "Plan",
     "PoisonedError",
     "PrefixCache",
@@ -147,6 +152,7 @@ __all__ = [
     "register_kv_format",
     "replay",
     "replay_recording",
+    "scope_of",
     "write_kv",
 ]
 
@@ -174,6 +180,7 @@ _LAZY = {
     "OUTCOME_OK": ("pykv.scheduler", ""),
     "OUTCOME_STOP": ("pykv.scheduler", ""),
     "OutputDelta": ("pykv.engine", ""),
+    "Pin": ("pykv.scheduler", ""),
     "Plan": ("pykv.scheduler", ""),
     "PrefixCache": ("pykv.blocks", ""),
     "ReplayResult": ("pykv.simulator.result", ""),
@@ -195,6 +202,7 @@ _LAZY = {
     "register_kv_format": ("pykv.kv_format", ""),
     "replay": ("pykv.simulator.replay", ""),
     "replay_recording": ("pykv.recording", ""),
+    "scope_of": ("pykv.scope", ""),
     "write_kv": ("pykv.attention", "torch"),
 }
 

@@ -147,21 +147,23 @@ class PrefixCache:
     """Published blocks that later sequences find again, over a pool that nobody else publishes in.
 
     A hit has the same tokens in the same scope from position 0 on, by comparison. Blocks that nobody uses make room
-    when others are needed, leaves first, least recently used first.
+    when others are needed, leaves first.
 
     Args:
         pool: the pool whose blocks are cached.
+        eviction: "lru": what was used least recently makes room first; "segmented_lru": before it, what no hit has found
+            yet.
 
     Raises:
-        ConfigError: another cache publishes in the pool already.
+        ConfigError: another cache publishes in the pool already, or there is no such policy.
     """
 
-    def __init__(self, pool: BlockPool) -> None:
+    def __init__(self, pool: BlockPool, *, eviction: str = "lru") -> None:
         if pool.is_cached:
             raise ConfigError("pool has a prefix cache already: allowed is one")
+        self._native = _core.PrefixCache(pool._native, secrets.randbits(64), eviction)
         pool.is_cached = True
         self.pool = pool
-        self._native = _core.PrefixCache(pool._native, secrets.randbits(64))
 
     def probe(self, tokens: NDArray[np.int32] | Sequence[int], *, scope: bytes = b"") -> int:
         """Returns how many of the first tokens are cached. Changes nothing.

@@ -11,6 +11,7 @@ __all__ = [
     "MissingExtraError",
     "ModelError",
     "OutOfBlocksError",
+    "PinQuotaError",
     "PoisonedError",
     "PykvError",
     "QueueFullError",
@@ -68,6 +69,10 @@ class UnknownRequestError(PykvError, KeyError):
 
 class OutOfBlocksError(PykvError, MemoryError):
     """The pool has fewer blocks to give than were asked for; none was taken."""
+
+
+class PinQuotaError(PykvError):
+    """A pin would hold more blocks than its tenant, or all tenants together, may pin; nothing was pinned."""
 
 
 class RecordingError(PykvError, ValueError):

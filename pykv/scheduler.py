@@ -34,6 +34,7 @@ from pykv import _core
 from pykv._core import Plan, RequestSummary, SchedulerStats
 from pykv.errors import ConfigError, InvalidRequestError
 from pykv.recording import Recording
+from pykv.retention import Pin, checked_media, session_bytes
 from pykv.step_buffers import StepBuffers
 from pykv.token_array import as_token_array
 
@@ -45,6 +46,7 @@ __all__ = [
     "OUTCOME_OK",
     "OUTCOME_STOP",
     "FinishReason",
+    "Pin",
     "Plan",
     "RequestSummary",
     "Scheduler",
@@ -60,13 +62,14 @@ OUTCOME_STOP = 1
 OUTCOME_FAILED = 2
 """The sample is no token: its sequence ends with an error."""
 
-_OPTIONAL = ("max_chunk_tokens", "max_queued_tokens")
+_OPTIONAL = ("max_chunk_tokens", "max_queued_tokens", "max_pinned_blocks_per_tenant")
 _CHOICES: dict[str, tuple[object, ...]] = {
     "preemption": ("auto", "recompute", "swap"),
     "admission": ("forecast", "watermark"),
     "queue_order": ("fcfs", "priority", "longest_prefix", "fair_share"),
     "preempt_lower_ranks": (False, True),
     "enable_prefix_caching": (False, True),
+    "eviction": ("lru", "segmented_lru"),
 }
 
 
@@ -111,6 +114,13 @@ class SchedulerConfig:
         admission: "forecast": a sequence starts when the worst moment to come fits the pool too, if outputs turn out as
             long as they are expected to; "watermark": when its blocks can be given now.
         enable_prefix_caching: whether full blocks are found again by prompts that begin with the same tokens.
+        eviction: which cached blocks make room first, among those that sessions, shares and priorities do not tell apart:
+            "lru": those used least recently; "segmented_lru": before them, those that no hit has found yet.
+        tenant_cache_share: share of the blocks, from 0 to 1, that a tenant's own cached ones may fill before they make
+            room first (`set_cache_share` for one tenant); 1: any.
+        max_pinned_blocks: blocks that may be pinned (`pin`). A sequence must fit beside them: `max_seq_len` is less by as
+            much.
+        max_pinned_blocks_per_tenant: blocks that one tenant may pin; None: all of them.
         queue_order: "fcfs"; "priority"; "longest_prefix": who finds most of its prompt in the cache; "fair_share":
             equal shares of tokens for all tenants (start-time fair queuing; Goyal et al., SIGCOMM 1996).
         max_passes: how often a waiting sequence may be passed by later ones before all others wait for it.
@@ -138,6 +148,10 @@ class SchedulerConfig:
     max_passes: int = 16
     preempt_lower_ranks: bool = False
     enable_prefix_caching: bool = True
+    eviction: str = "lru"
+    tenant_cache_share: float = 1.0
+    max_pinned_blocks: int = 0
+    max_pinned_blocks_per_tenant: int | None = None
     max_queued_requests: int = 1024
     max_queued_tokens: int | None = None
 
@@ -152,6 +166,8 @@ class SchedulerConfig:
             "num_lookahead_tokens": (0, 1024),
             "max_model_len": (2, 2**30),
             "max_passes": (0, 2**30),
+            "max_pinned_blocks": (0, max(0, self.num_blocks - 2) if isinstance(self.num_blocks, int) else 0),
+            "max_pinned_blocks_per_tenant": (0, 2**30),
             "max_queued_requests": (1, 2**30),
             "max_queued_tokens": (1, 2**40),
         }
@@ -168,12 +184,14 @@ class SchedulerConfig:
                 raise ConfigError(f"{field} is {value!r}: allowed is one of {', '.join(map(str, allowed))}")
         if not isinstance(self.watermark, (int, float)) or not 0.0 <= self.watermark < 1.0:
             raise ConfigError(f"watermark is {self.watermark!r}: allowed is at least 0 and below 1")
+        if not isinstance(self.tenant_cache_share, (int, float)) or not 0.0 <= self.tenant_cache_share <= 1.0:
+            raise ConfigError(f"tenant_cache_share is {self.tenant_cache_share!r}: allowed is 0 to 1")
 
     @property
     def max_seq_len(self) -> int:
         """Tokens that one sequence can ever have: the least of `max_model_len` and what the pool can hold."""
         return _core.max_seq_len(
-            num_blocks=self.num_blocks,
+            num_blocks=self.num_blocks - self.max_pinned_blocks,
             block_size=self.block_size,
             windows=self._windows,
             max_num_batched_tokens=self.max_num_batched_tokens,
@@ -223,6 +241,8 @@ class Scheduler:
         options |= {"windows": config._windows, "max_chunk_tokens": config._max_chunk_tokens}
         if options["max_queued_tokens"] is None:
             options["max_queued_tokens"] = 2**62
+        if options["max_pinned_blocks_per_tenant"] is None:
+            options["max_pinned_blocks_per_tenant"] = config.max_pinned_blocks
         self.config = config
         self._native = _core.Scheduler(**options, hash_seed=secrets.randbits(64))
         self._recording: Recording | None = None
@@ -238,6 +258,11 @@ class Scheduler:
         tenant: bytes = b"",
         priority: int = 0,
         deadline: float | None = None,
+        session: bytes | str | None = None,
+        ttl: float | None = None,
+        next_turn: float | None = None,
+        retention_priority: int = 0,
+        media: Sequence[tuple[int, bytes]] = (),
     ) -> int:
         """Queues a request; nothing of the pool is taken yet.
 
@@ -250,6 +275,16 @@ class Scheduler:
             tenant: who pays for it, under "fair_share".
             priority: under "priority", the lowest number comes first.
             deadline: the time, in seconds on the clock of `plan`, after which the request ends if it waits still.
+            session: the session that it belongs to, among its tenant's; text is the same as its UTF-8 bytes. What only
+                ended sessions have used makes room first (`end_session`).
+            ttl: seconds after the session's last request, after which it counts as ended; without a session, for the
+                blocks of this request alone.
+            next_turn: seconds within which the session's next request is expected: its blocks are kept over all others
+                until then.
+            retention_priority: -2 to 2; blocks of a higher one are kept longer, among those that sessions do not tell
+                apart.
+            media: (offset, hash) by rising offset: the token with which a medium begins, and 1 to 64 bytes that no other
+                medium has. Blocks from there on match only the same medium at the same offset.
 
         Returns:
             The request's number, never used again.
@@ -265,6 +300,10 @@ class Scheduler:
             raise InvalidRequestError(f"num_samples is {num_samples}: allowed is at least 1", "num_samples")
         if not -(2**31) <= priority < 2**31:
             raise InvalidRequestError(f"priority is {priority}: allowed is a 32-bit integer", "priority")
+        if not -2 <= retention_priority <= 2:
+            raise InvalidRequestError(
+                f"retention_priority is {retention_priority}: allowed is -2 to 2", "retention_priority"
+            )
         return self._native.submit(
             as_token_array(prompt, "prompt"),
             max_tokens=max_tokens,
@@ -274,7 +313,61 @@ class Scheduler:
             tenant=tenant,
             priority=priority,
             deadline=deadline,
+            session=None if session is None else session_bytes(session),
+            ttl=ttl,
+            next_turn=next_turn,
+            retention_priority=retention_priority,
+            media=checked_media(media) if media else [],
         )
+
+    def cached_tokens(self, tokens: NDArray[np.int32] | Sequence[int], *, scope: bytes = b"") -> int:
+        """Returns how many of the first tokens are cached in a scope. Changes nothing.
+
+        Raises:
+            InvalidRequestError: `tokens` are no token ids.
+        """
+        return self._native.cached_tokens(as_token_array(tokens, "tokens"), scope)
+
+    def end_session(self, session: bytes | str, *, tenant: bytes = b"") -> bool:
+        """Says that a session has no further turn: cached blocks that only ended sessions have used make room first.
+
+        A request of the session that comes all the same makes it live again.
+
+        Returns:
+            Whether the session was known and live.
+        """
+        return self._native.end_session(session_bytes(session), tenant)
+
+    def pin(
+        self, tokens: NDArray[np.int32] | Sequence[int], *, scope: bytes = b"", tenant: bytes = b""
+    ) -> Pin | None:
+        """Keeps the cached blocks that `tokens` begin with, until `unpin` or `reset_prefix_cache`.
+
+        Blocks of a step in flight are not cached yet. A block counts once for each pin that holds it.
+
+        Returns:
+            The pin, and how many of the first tokens it holds; None if nothing of them is cached.
+
+        Raises:
+            PinQuotaError: `max_pinned_blocks` or `max_pinned_blocks_per_tenant` would be passed; nothing was pinned.
+            InvalidRequestError: `tokens` are no token ids.
+        """
+        pinned = self._native.pin(as_token_array(tokens, "tokens"), scope, tenant)
+        return None if pinned is None else Pin(*pinned)
+
+    def unpin(self, pin: Pin) -> bool:
+        """Gives a pin up. Returns whether it still was one."""
+        return self._native.unpin(pin.id)
+
+    def set_cache_share(self, tenant: bytes, share: float) -> None:
+        """Sets the share of the blocks, from 0 to 1, that a tenant's own cached ones may fill before they make room first.
+
+        A block that several tenants have used is nobody's own.
+
+        Raises:
+            InvalidRequestError: the share is out of its range.
+        """
+        self._native.set_cache_share(tenant, share)
 
     def abort(self, request: int) -> bool:
         """Ends a request: at once, or with the `apply` of the step in flight. Returns whether it lived."""

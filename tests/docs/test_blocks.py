@@ -14,7 +14,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FENCE = re.compile(r"^```(?P<info>[^\n]*)\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
-LANGUAGES = {"python", "bash", "text", "toml", "json"}
+# Blocks of Rust run as documentation tests of the crate that includes the document.
+LANGUAGES = {"python", "bash", "text", "toml", "json", "rust"}
 COMMANDS = {"python": (sys.executable, "-"), "bash": ("bash", "-euo", "pipefail", "-s")}
 TIMEOUT_SECONDS = {"fast": 100, "long": 1500}
 
@@ -94,6 +95,13 @@ def test_every_block_says_what_it_is() -> None:
     unknown = [(block.place, block.language) for block in BLOCKS if block.language not in LANGUAGES]
     assert not unknown
     assert {block.speed for block in BLOCKS} <= set(TIMEOUT_SECONDS)
+
+
+def test_every_document_with_rust_is_included_by_the_crate() -> None:
+    documents = {block.place.partition(":")[0] for block in BLOCKS if block.language == "rust"}
+    assert documents
+    crate = (ROOT / "rust/core/src/lib.rs").read_text()
+    assert not [document for document in documents if f'include_str!("../../../{document}")' not in crate]
 
 
 def test_every_make_command_in_the_documents_exists() -> None:

@@ -31,6 +31,11 @@ mod sync;
 pub mod table;
 pub mod units;
 
+/// The code in the documents runs too.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/new-policy.md")]
+mod documents {}
+
 pub use error::{Error, Result};
 pub use groups::LayerGroup;
 pub use pool::{BlockCounts, BlockPool};

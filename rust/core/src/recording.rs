@@ -49,8 +49,8 @@ pub(crate) enum Verb {
 impl Verb {
     fn from_number(number: u8) -> Option<Self> {
         use Verb::{
-            Abort, Apply, Discard, EndSession, Pin, Plan, Propose, ResetPrefixCache, SetCacheShare, SetCosts, Submit,
-            TakeEnded, Unpin,
+            Abort, Apply, Discard, EndSession, Pin, Plan, Propose, ResetPrefixCache, SetCacheShare, SetCosts,
+            Submit, TakeEnded, Unpin,
         };
         let all = [
             Submit,

@@ -7,7 +7,7 @@ mod support;
 use proptest::prelude::*;
 use pykv_core::policy::order::QueueOrder;
 use pykv_core::policy::preemption::PreemptionMode;
-use pykv_core::prefix::eviction::eviction_policy;
+use pykv_core::prefix::eviction::POLICIES;
 use pykv_core::prefix::{Media, PinId, PinQuota, Retention};
 use pykv_core::scheduler::{AdmissionPolicy, Outcome, Submission};
 use pykv_core::{Error, LayerGroup, RequestId, SchedulerConfig, TokenId};
@@ -154,19 +154,49 @@ fn groups() -> impl Strategy<Value = Vec<LayerGroup>> {
 
 #[derive(Clone, Debug)]
 enum Action {
-    Submit { seed: u32, len: usize, max_tokens: usize, samples: usize, reuse: bool, priority: i32, keep: Keep },
-    EndSession { session: u8 },
-    Pin { seed: u32, len: usize },
-    Unpin { pin: u64 },
-    SetShare { share: f64 },
-    Wait { seconds: f64 },
+    Submit {
+        seed: u32,
+        len: usize,
+        max_tokens: usize,
+        samples: usize,
+        reuse: bool,
+        priority: i32,
+        keep: Keep,
+    },
+    EndSession {
+        session: u8,
+    },
+    Pin {
+        seed: u32,
+        len: usize,
+    },
+    Unpin {
+        pin: u64,
+    },
+    SetShare {
+        share: f64,
+    },
+    Wait {
+        seconds: f64,
+    },
     Step,
-    StepWithAbort { request: usize },
-    StepWithFailure { row: usize, request: usize },
-    StepWithStop { sample: usize },
-    StepWithFailedSample { sample: usize },
+    StepWithAbort {
+        request: usize,
+    },
+    StepWithFailure {
+        row: usize,
+        request: usize,
+    },
+    StepWithStop {
+        sample: usize,
+    },
+    StepWithFailedSample {
+        sample: usize,
+    },
     Discard,
-    Abort { request: usize },
+    Abort {
+        request: usize,
+    },
     Reset,
 }
 
@@ -345,7 +375,7 @@ proptest! {
         preempt_lower_ranks in any::<bool>(),
         num_lookahead_tokens in prop_oneof![2 => Just(0usize), 3 => 1..6usize],
         draft_seed in any::<u64>(),
-        evicts_unhit_first in any::<bool>(),
+        eviction in 0..POLICIES.len(),
         tenant_cache_share in prop_oneof![Just(1.0), Just(0.2)],
         max_pinned in prop_oneof![Just(0usize), 0..12usize],
         actions in prop::collection::vec(action(), 1..120),
@@ -362,7 +392,7 @@ proptest! {
             preemption: PreemptionMode::Swap,
             preempt_lower_ranks,
             num_lookahead_tokens,
-            eviction: eviction_policy(if evicts_unhit_first { "segmented_lru" } else { "lru" }).unwrap(),
+            eviction: POLICIES[eviction],
             tenant_cache_share,
             pin_quota: PinQuota { blocks: max_pinned, blocks_per_tenant: max_pinned },
             admission: if forecast { AdmissionPolicy::Forecast } else { AdmissionPolicy::Watermark },

@@ -127,7 +127,11 @@ fn what_has_outlived_its_time_goes_first_with_or_without_a_session() {
         let mut engine = engine(12);
         run(&mut engine, &prompt(0, 3), session(b"a"));
         engine.now = 10.0;
-        run(&mut engine, &prompt(100, 3), Retention { session: name, ttl: Some(5.0), ..Retention::default() });
+        run(
+            &mut engine,
+            &prompt(100, 3),
+            Retention { session: name, ttl: Some(5.0), ..Retention::default() },
+        );
         engine.now = 15.0;
         assert!(!engine.step(), "a plan without work looks at the time too");
         assert_eq!(cached(&mut engine, &prompt(100, 3)), 3, "expired, and still there while there is room");
@@ -181,10 +185,7 @@ fn a_higher_priority_is_kept_among_live_ones_and_does_not_save_an_ended_one() {
 
 #[test]
 fn a_tenant_above_its_share_loses_its_own_blocks_first() {
-    let mut engine = Engine::new(SchedulerConfig {
-        tenant_cache_share: 0.25,
-        ..config(20)
-    });
+    let mut engine = Engine::new(SchedulerConfig { tenant_cache_share: 0.25, ..config(20) });
     run_for(&mut engine, &prompt(0, 4), b"modest", Retention::default());
     run_for(&mut engine, &prompt(100, 6), b"greedy", Retention::default());
     run_for(&mut engine, &prompt(200, 6), b"greedy", Retention::default());
@@ -200,10 +201,7 @@ fn a_tenant_above_its_share_loses_its_own_blocks_first() {
 
 #[test]
 fn what_two_tenants_use_is_nobodys_own() {
-    let mut engine = Engine::new(SchedulerConfig {
-        tenant_cache_share: 0.0,
-        ..config(16)
-    });
+    let mut engine = Engine::new(SchedulerConfig { tenant_cache_share: 0.0, ..config(16) });
     run_for(&mut engine, &prompt(0, 4), b"a", Retention::default());
     run_for(&mut engine, &prompt(0, 4), b"b", Retention::default());
     run_for(&mut engine, &prompt(100, 4), b"b", Retention::default());

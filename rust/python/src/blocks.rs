@@ -1,8 +1,10 @@
 //! `pykv._core.BlockPool`, `BlockTable` and `PrefixCache`: blocks without a scheduler.
 
-use pykv_core::prefix::{Cursor, HashOptions};
+use pykv_core::prefix::eviction::eviction_policy;
+use pykv_core::prefix::{CacheOptions, Cursor, HashOptions};
 use pykv_core::{
-    BlockPool as CorePool, BlockSize, BlockTable as CoreTable, Error, PrefixCache as CoreCache, TokenId,
+    BlockPool as CorePool, BlockSize, BlockTable as CoreTable, Error, LayerGroup, PrefixCache as CoreCache,
+    TokenId,
 };
 use pyo3::buffer::PyBuffer;
 use pyo3::prelude::*;
@@ -149,10 +151,13 @@ struct PrefixCache {
 #[pymethods]
 impl PrefixCache {
     #[new]
-    fn new(pool: &BlockPool, hash_seed: u64) -> Self {
-        let core =
-            CoreCache::new(pool.core.clone(), HashOptions { seed: hash_seed, ..HashOptions::default() });
-        Self { cached: Guarded::new(Cached { core, tokens: Vec::new() }) }
+    fn new(pool: &BlockPool, hash_seed: u64, eviction: &str) -> PyResult<Self> {
+        let eviction = eviction_policy(eviction).map_err(|error| exception(&error))?;
+        let hash = HashOptions { seed: hash_seed, ..HashOptions::default() };
+        let options = CacheOptions { hash, eviction, ..CacheOptions::default() };
+        let core = CoreCache::with_options(pool.core.clone(), &[LayerGroup::Full], options);
+        let core = core.map_err(|error| exception(&error))?;
+        Ok(Self { cached: Guarded::new(Cached { core, tokens: Vec::new() }) })
     }
 
     fn probe(
@@ -247,7 +252,7 @@ impl Cached {
     }
 }
 
-fn convert_tokens(
+pub(crate) fn convert_tokens(
     target: &mut Vec<TokenId>,
     tokens: &[pyo3::buffer::ReadOnlyCell<i32>],
 ) -> pykv_core::Result<()> {

@@ -8,6 +8,7 @@ import_exception!(pykv.errors, CapacityError);
 import_exception!(pykv.errors, ConfigError);
 import_exception!(pykv.errors, InvalidRequestError);
 import_exception!(pykv.errors, OutOfBlocksError);
+import_exception!(pykv.errors, PinQuotaError);
 import_exception!(pykv.errors, PoisonedError);
 import_exception!(pykv.errors, QueueFullError);
 import_exception!(pykv.errors, RecordingError);
@@ -23,6 +24,7 @@ pub(crate) fn exception(error: &Error) -> PyErr {
         Error::InvalidRequest { field, .. } => InvalidRequestError::new_err((message, *field)),
         Error::NeverFits { .. } => CapacityError::new_err((message, "prompt")),
         Error::QueueFull { .. } => QueueFullError::new_err(message),
+        Error::PinQuota { .. } => PinQuotaError::new_err(message),
         Error::OutOfBlocks { .. } => OutOfBlocksError::new_err(message),
         Error::StepInFlight { .. }
         | Error::NotInFlight { .. }

@@ -2,6 +2,8 @@
 
 use pykv_core::policy::order::QueueOrder;
 use pykv_core::policy::preemption::{Costs, PreemptionMode};
+use pykv_core::prefix::eviction::eviction_policy;
+use pykv_core::prefix::{Media, PinId, PinQuota, Retention};
 use pykv_core::recording::{self, RecordedScheduler};
 use pykv_core::scheduler::{
     AdmissionPolicy, FinishReason, Outcome, Plan as CorePlan, Proposal, RequestSummary as CoreSummary,
@@ -10,7 +12,9 @@ use pykv_core::scheduler::{
 use pykv_core::{Error, LayerGroup, RequestId, SchedulerConfig, TokenId};
 use pyo3::buffer::{PyBuffer, ReadOnlyCell};
 use pyo3::prelude::*;
+use pyo3::pybacked::PyBackedBytes;
 
+use crate::blocks::convert_tokens as convert_token_ids;
 use crate::convert::{buffer, cells, convert, read};
 use crate::errors::{RecordingError, exception};
 use crate::guard::{Guarded, caught};
@@ -72,6 +76,8 @@ struct SchedulerStats {
     draft_tokens: u64,
     accepted_draft_tokens: u64,
     evictions: u64,
+    num_sessions: usize,
+    pinned_blocks: usize,
     peak_blocks_active: usize,
     peak_tokens_held: usize,
     peak_table_blocks: usize,
@@ -136,7 +142,7 @@ impl Scheduler {
     #[expect(clippy::too_many_arguments, reason = "one argument an option, named at the only call")]
     #[pyo3(signature = (*, num_blocks, num_host_blocks, preemption, block_size, windows, max_num_seqs, max_num_batched_tokens, max_chunk_tokens,
         num_lookahead_tokens, max_model_len, watermark, admission, queue_order, max_passes, preempt_lower_ranks, enable_prefix_caching,
-        max_queued_requests, max_queued_tokens, hash_seed))]
+        eviction, tenant_cache_share, max_pinned_blocks, max_pinned_blocks_per_tenant, max_queued_requests, max_queued_tokens, hash_seed))]
     fn new(
         num_blocks: usize,
         num_host_blocks: usize,
@@ -154,6 +160,10 @@ impl Scheduler {
         max_passes: usize,
         preempt_lower_ranks: bool,
         enable_prefix_caching: bool,
+        eviction: &str,
+        tenant_cache_share: f64,
+        max_pinned_blocks: usize,
+        max_pinned_blocks_per_tenant: usize,
         max_queued_requests: usize,
         max_queued_tokens: usize,
         hash_seed: u64,
@@ -172,6 +182,12 @@ impl Scheduler {
             watermark,
             admission: AdmissionPolicy::from_name(admission).map_err(|error| exception(&error))?,
             enable_prefix_caching,
+            eviction: eviction_policy(eviction).map_err(|error| exception(&error))?,
+            tenant_cache_share,
+            pin_quota: PinQuota {
+                blocks: max_pinned_blocks,
+                blocks_per_tenant: max_pinned_blocks_per_tenant,
+            },
             queue_order: QueueOrder::from_name(queue_order).map_err(|error| exception(&error))?,
             max_passes,
             preempt_lower_ranks,
@@ -185,7 +201,8 @@ impl Scheduler {
     }
 
     #[expect(clippy::too_many_arguments, reason = "one argument a field, named at the only call")]
-    #[pyo3(signature = (prompt, *, max_tokens, num_samples, scope, reuse_cached, tenant, priority, deadline))]
+    #[pyo3(signature = (prompt, *, max_tokens, num_samples, scope, reuse_cached, tenant, priority, deadline, session, ttl, next_turn,
+        retention_priority, media))]
     fn submit(
         &self,
         py: Python<'_>,
@@ -197,8 +214,15 @@ impl Scheduler {
         tenant: &[u8],
         priority: i32,
         deadline: Option<f64>,
+        session: Option<&[u8]>,
+        ttl: Option<f64>,
+        next_turn: Option<f64>,
+        retention_priority: i8,
+        media: Vec<(usize, PyBackedBytes)>,
     ) -> PyResult<u64> {
         let prompt = read(py, &prompt, "prompt")?;
+        let media: Vec<Media<'_>> =
+            media.iter().map(|(offset, hash)| Media { offset: *offset, hash: hash.as_ref() }).collect();
         self.inner.call(py, |inner| {
             let tokens = &mut inner.scratch.tokens;
             convert(tokens, prompt, |index, token| {
@@ -220,10 +244,48 @@ impl Scheduler {
                 tenant,
                 priority,
                 deadline,
+                retention: Retention { session, ttl, next_turn, priority: retention_priority, tenant },
+                media: &media,
             };
             let request = inner.core.submit(submission)?;
             Ok(request.get())
         })
+    }
+
+    fn cached_tokens(&self, py: Python<'_>, tokens: PyBuffer<i32>, scope: &[u8]) -> PyResult<usize> {
+        let tokens = read(py, &tokens, "tokens")?;
+        self.inner.call(py, |inner| {
+            convert_token_ids(&mut inner.scratch.tokens, tokens)?;
+            Ok(inner.core.scheduler().cached_tokens(&inner.scratch.tokens, scope))
+        })
+    }
+
+    fn end_session(&self, py: Python<'_>, session: &[u8], tenant: &[u8]) -> PyResult<bool> {
+        self.inner.call(py, |inner| Ok(inner.core.end_session(tenant, session)))
+    }
+
+    /// (number, tokens, blocks) of the pin, if anything is cached.
+    fn pin(
+        &self,
+        py: Python<'_>,
+        tokens: PyBuffer<i32>,
+        scope: &[u8],
+        tenant: &[u8],
+    ) -> PyResult<Option<(u64, usize, usize)>> {
+        let tokens = read(py, &tokens, "tokens")?;
+        let pinned = self.inner.call(py, |inner| {
+            convert_token_ids(&mut inner.scratch.tokens, tokens)?;
+            inner.core.pin(&inner.scratch.tokens, scope, tenant)
+        })?;
+        Ok(pinned.map(|pinned| (pinned.pin.get(), pinned.num_tokens, pinned.num_blocks)))
+    }
+
+    fn unpin(&self, py: Python<'_>, pin: u64) -> PyResult<bool> {
+        self.inner.call(py, |inner| Ok(inner.core.unpin(PinId::new(pin))))
+    }
+
+    fn set_cache_share(&self, py: Python<'_>, tenant: &[u8], share: f64) -> PyResult<()> {
+        self.inner.call(py, |inner| inner.core.set_cache_share(tenant, share))
     }
 
     fn abort(&self, py: Python<'_>, request: u64) -> PyResult<bool> {
@@ -413,6 +475,8 @@ impl SchedulerStats {
             draft_tokens: stats.draft_tokens,
             accepted_draft_tokens: stats.accepted_draft_tokens,
             evictions: stats.evictions,
+            num_sessions: stats.num_sessions,
+            pinned_blocks: stats.pinned_blocks,
             peak_blocks_active: stats.peak.active_blocks,
             peak_tokens_held: stats.peak.held_tokens,
             peak_table_blocks: stats.peak.unshared_blocks,

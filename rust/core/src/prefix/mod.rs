@@ -94,7 +94,12 @@ pub struct CacheOptions {
 
 impl Default for CacheOptions {
     fn default() -> Self {
-        Self { hash: HashOptions::default(), eviction: &Lru, tenant_share: 1.0, pin_quota: PinQuota::default() }
+        Self {
+            hash: HashOptions::default(),
+            eviction: &Lru,
+            tenant_share: 1.0,
+            pin_quota: PinQuota::default(),
+        }
     }
 }
 

@@ -156,7 +156,12 @@ impl EvictionOrder {
     pub(crate) fn set_limit(&mut self, tenant: u32, limit: usize) {
         let num_blocks = self.pool_blocks + 1;
         let shares = self.shares.get_or_insert_with(|| {
-            Box::new(Shares { lanes: Lanes::new(num_blocks), limits: Vec::new(), over: Vec::new(), is_over: Vec::new() })
+            Box::new(Shares {
+                lanes: Lanes::new(num_blocks),
+                limits: Vec::new(),
+                over: Vec::new(),
+                is_over: Vec::new(),
+            })
         });
         while shares.limits.len() <= tenant as usize {
             shares.lanes.add_set();

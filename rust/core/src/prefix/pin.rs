@@ -77,7 +77,8 @@ impl Pins {
     fn check_quota(&self, tenant: &[u8], asked: usize) -> Result<()> {
         let PinQuota { blocks, blocks_per_tenant } = self.quota;
         let own = self.by_tenant.get(tenant).copied().unwrap_or(0);
-        for (whose, held, limit) in [("", self.num_blocks, blocks), ("the tenant's ", own, blocks_per_tenant)] {
+        for (whose, held, limit) in [("", self.num_blocks, blocks), ("the tenant's ", own, blocks_per_tenant)]
+        {
             if held + asked > limit {
                 return Err(Error::PinQuota { whose, held, asked, limit });
             }
@@ -92,7 +93,12 @@ impl PrefixCache {
     ///
     /// # Errors
     /// [`Error::PinQuota`]; nothing was pinned.
-    pub fn pin_prefix(&mut self, scope: ScopeId, tokens: &[TokenId], tenant: &[u8]) -> Result<Option<Pinned>> {
+    pub fn pin_prefix(
+        &mut self,
+        scope: ScopeId,
+        tokens: &[TokenId],
+        tenant: &[u8],
+    ) -> Result<Option<Pinned>> {
         let hits = self.probe(scope, tokens, usize::MAX).hits;
         // What a step in flight is to compute may be withdrawn.
         let computed = self.path[..hits].iter().take_while(|&&node| self.tree.is_computed(node)).count();

@@ -8,7 +8,7 @@
 use hashbrown::HashMap;
 
 use super::order::{Class, PRIORITIES, Standing};
-use super::session::{MAX_TIPS, SessionId, Sessions, TipListId, Timer};
+use super::session::{MAX_TIPS, SessionId, Sessions, Timer, TipListId};
 use super::tree::NodeId;
 use super::{Cursor, PrefixCache};
 use crate::error::{Error, Result};
@@ -449,7 +449,10 @@ impl PrefixCache {
         let standing = self.standing(node);
         for group in 0..self.groups.len() {
             let block = self.tree.blocks(node)[group];
-            if block != BlockId::NULL && self.order.contains(block) && (is_raise || self.order.falls(block, standing)) {
+            if block != BlockId::NULL
+                && self.order.contains(block)
+                && (is_raise || self.order.falls(block, standing))
+            {
                 self.order.remove(block);
                 self.order.insert(block, standing);
             }

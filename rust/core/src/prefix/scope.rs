@@ -93,7 +93,8 @@ impl Scopes {
         if media.is_empty() {
             return base;
         }
-        let same_block = |a: &Media<'_>, b: &Media<'_>| size.full_blocks(a.offset) == size.full_blocks(b.offset);
+        let same_block =
+            |a: &Media<'_>, b: &Media<'_>| size.full_blocks(a.offset) == size.full_blocks(b.offset);
         let blocks = media.chunk_by(same_block).map(|media| {
             let framed = frame(bytes, media, size);
             (size.full_blocks(media[0].offset), self.enter_block(framed, bytes.len()))

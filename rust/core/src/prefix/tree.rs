@@ -180,7 +180,12 @@ impl Tree {
     }
 
     /// The fingerprint of a block below one that need not be there.
-    pub(crate) fn fingerprint_below(&self, parent: Fingerprint, binding: u64, tokens: &[TokenId]) -> Fingerprint {
+    pub(crate) fn fingerprint_below(
+        &self,
+        parent: Fingerprint,
+        binding: u64,
+        tokens: &[TokenId],
+    ) -> Fingerprint {
         chain(parent, binding, self.seed, self.content(tokens))
     }
 

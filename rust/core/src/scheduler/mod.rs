@@ -384,7 +384,11 @@ fn check_media(media: &[Media<'_>], prompt: usize) -> Result<()> {
         let least = index.checked_sub(1).map_or(0, |before| media[before].offset + 1);
         if !(least..prompt).contains(&medium.offset) {
             let value = format!("offset {} at place {index}", medium.offset);
-            return Err(Error::request("media", value, format!("rising offsets below the prompt's {prompt} tokens")));
+            return Err(Error::request(
+                "media",
+                value,
+                format!("rising offsets below the prompt's {prompt} tokens"),
+            ));
         }
         if !(1..=MAX_HASH_BYTES).contains(&medium.hash.len()) {
             let value = format!("a hash of {} bytes at place {index}", medium.hash.len());
