@@ -63,13 +63,13 @@ if _typing.TYPE_CHECKING:
         TokenLogprobs,
         Usage,
     )
+    from pykv.events import KvEventKind, KvEvents, content_keys
     from pykv.kv_format import CodecFormat, KvFormat, kv_format_names, register_kv_format
     from pykv.kv_pool import KvPool
     from pykv.layout import KvLayout
     from pykv.planner import KvPlan, plan
     from pykv.recording import ReplayedRecording, replay_recording
     from pykv.sampling import SamplingParams
-    from pykv.scope import scope_of
     from pykv.scheduler import (
         OUTCOME_FAILED,
         OUTCOME_OK,
@@ -83,6 +83,7 @@ if _typing.TYPE_CHECKING:
         SchedulerStats,
         StepBuffers,
     )
+    from pykv.scope import scope_of
     from pykv.simulator.cost import CostModel
     from pykv.simulator.policy import BlockUse, EvictionPolicy
     from pykv.simulator.replay import replay
@@ -113,6 +114,8 @@ __all__ = [
     "EvictionPolicy",
     "FinishReason",
     "InvalidRequestError",
+    "KvEventKind",
+    "KvEvents",
     "KvFormat",
     "KvLayout",
     "KvPlan",
@@ -145,6 +148,7 @@ __all__ = [
     "UnknownRequestError",
     "UnsupportedModelError",
     "Usage",
+    "content_keys",
     "copy_blocks",
     "kv_format_names",
     "paged_attention",
@@ -172,6 +176,8 @@ _LAZY = {
     "EngineStats": ("pykv.engine", ""),
     "EvictionPolicy": ("pykv.simulator.policy", ""),
     "FinishReason": ("pykv.scheduler", ""),
+    "KvEventKind": ("pykv.events", ""),
+    "KvEvents": ("pykv.events", ""),
     "KvFormat": ("pykv.kv_format", ""),
     "KvLayout": ("pykv.layout", ""),
     "KvPlan": ("pykv.planner", ""),
@@ -195,6 +201,7 @@ _LAZY = {
     "StepBuffers": ("pykv.scheduler", ""),
     "TokenLogprobs": ("pykv.engine", ""),
     "Usage": ("pykv.engine", ""),
+    "content_keys": ("pykv.events", ""),
     "copy_blocks": ("pykv.attention", "torch"),
     "kv_format_names": ("pykv.kv_format", ""),
     "paged_attention": ("pykv.attention", "torch"),

@@ -151,8 +151,8 @@ class PrefixCache:
 
     Args:
         pool: the pool whose blocks are cached.
-        eviction: "lru": what was used least recently makes room first; "segmented_lru": before it, what no hit has found
-            yet.
+        eviction: "lru": what was used least recently makes room first; "segmented_lru": before it, what no hit has
+            found yet.
 
     Raises:
         ConfigError: another cache publishes in the pool already, or there is no such policy.

@@ -33,6 +33,7 @@ import numpy as np
 from pykv import _core
 from pykv._core import Plan, RequestSummary, SchedulerStats
 from pykv.errors import ConfigError, InvalidRequestError
+from pykv.events import KvEvents, events_of
 from pykv.recording import Recording
 from pykv.retention import Pin, checked_media, session_bytes
 from pykv.step_buffers import StepBuffers
@@ -70,6 +71,7 @@ _CHOICES: dict[str, tuple[object, ...]] = {
     "preempt_lower_ranks": (False, True),
     "enable_prefix_caching": (False, True),
     "eviction": ("lru", "segmented_lru"),
+    "report_other_scopes": (False, True),
 }
 
 
@@ -114,13 +116,16 @@ class SchedulerConfig:
         admission: "forecast": a sequence starts when the worst moment to come fits the pool too, if outputs turn out as
             long as they are expected to; "watermark": when its blocks can be given now.
         enable_prefix_caching: whether full blocks are found again by prompts that begin with the same tokens.
-        eviction: which cached blocks make room first, among those that sessions, shares and priorities do not tell apart:
+        eviction: which cached blocks make room first, among those that sessions, shares and priorities leave equal:
             "lru": those used least recently; "segmented_lru": before them, those that no hit has found yet.
         tenant_cache_share: share of the blocks, from 0 to 1, that a tenant's own cached ones may fill before they make
             room first (`set_cache_share` for one tenant); 1: any.
-        max_pinned_blocks: blocks that may be pinned (`pin`). A sequence must fit beside them: `max_seq_len` is less by as
-            much.
+        max_pinned_blocks: blocks that may be pinned (`pin`). A sequence must fit beside them: `max_seq_len` is less by
+            as much.
         max_pinned_blocks_per_tenant: blocks that one tenant may pin; None: all of them.
+        max_kv_events: events about cached blocks that wait to be taken (`take_events`); 0: none are kept.
+        report_other_scopes: whether `missed_other_scope` tells that a block is cached in another scope. Whoever sees it
+            learns what others have sent: for an operator's own eyes.
         queue_order: "fcfs"; "priority"; "longest_prefix": who finds most of its prompt in the cache; "fair_share":
             equal shares of tokens for all tenants (start-time fair queuing; Goyal et al., SIGCOMM 1996).
         max_passes: how often a waiting sequence may be passed by later ones before all others wait for it.
@@ -152,6 +157,8 @@ class SchedulerConfig:
     tenant_cache_share: float = 1.0
     max_pinned_blocks: int = 0
     max_pinned_blocks_per_tenant: int | None = None
+    max_kv_events: int = 0
+    report_other_scopes: bool = False
     max_queued_requests: int = 1024
     max_queued_tokens: int | None = None
 
@@ -168,6 +175,7 @@ class SchedulerConfig:
             "max_passes": (0, 2**30),
             "max_pinned_blocks": (0, max(0, self.num_blocks - 2) if isinstance(self.num_blocks, int) else 0),
             "max_pinned_blocks_per_tenant": (0, 2**30),
+            "max_kv_events": (0, 2**24),
             "max_queued_requests": (1, 2**30),
             "max_queued_tokens": (1, 2**40),
         }
@@ -283,8 +291,8 @@ class Scheduler:
                 until then.
             retention_priority: -2 to 2; blocks of a higher one are kept longer, among those that sessions do not tell
                 apart.
-            media: (offset, hash) by rising offset: the token with which a medium begins, and 1 to 64 bytes that no other
-                medium has. Blocks from there on match only the same medium at the same offset.
+            media: (offset, hash) by rising offset: the token with which a medium begins, and 1 to 64 bytes that no
+                other medium has. Blocks from there on match only the same medium at the same offset.
 
         Returns:
             The request's number, never used again.
@@ -328,6 +336,17 @@ class Scheduler:
         """
         return self._native.cached_tokens(as_token_array(tokens, "tokens"), scope)
 
+    def take_events(self) -> KvEvents:
+        """Takes the events about cached blocks since the last call, oldest first; at most `max_kv_events` wait."""
+        return events_of(self._native.take_events(), self.config.block_size)
+
+    def snapshot_events(self) -> KvEvents:
+        """Returns all cached blocks as if each had just been stored, parents first, in time that grows with them.
+
+        For a listener that has missed events, or starts late. Events with numbers from `sequence` on come after it.
+        """
+        return events_of(self._native.snapshot_events(), self.config.block_size)
+
     def end_session(self, session: bytes | str, *, tenant: bytes = b"") -> bool:
         """Says that a session has no further turn: cached blocks that only ended sessions have used make room first.
 
@@ -360,7 +379,7 @@ class Scheduler:
         return self._native.unpin(pin.id)
 
     def set_cache_share(self, tenant: bytes, share: float) -> None:
-        """Sets the share of the blocks, from 0 to 1, that a tenant's own cached ones may fill before they make room first.
+        """Sets the share of the blocks, 0 to 1, that a tenant's own cached ones may fill before they make room first.
 
         A block that several tenants have used is nobody's own.
 

@@ -2,17 +2,19 @@
 
 use pykv_core::policy::order::QueueOrder;
 use pykv_core::policy::preemption::{Costs, PreemptionMode};
+use pykv_core::prefix::content_key;
 use pykv_core::prefix::eviction::eviction_policy;
-use pykv_core::prefix::{Media, PinId, PinQuota, Retention};
+use pykv_core::prefix::{Events, Media, PinId, PinQuota, Retention};
 use pykv_core::recording::{self, RecordedScheduler};
 use pykv_core::scheduler::{
     AdmissionPolicy, FinishReason, Outcome, Plan as CorePlan, Proposal, RequestSummary as CoreSummary,
     Sampled, SchedulerStats as CoreStats, Submission,
 };
-use pykv_core::{Error, LayerGroup, RequestId, SchedulerConfig, TokenId};
+use pykv_core::{BlockSize, Error, LayerGroup, RequestId, SchedulerConfig, TokenId};
 use pyo3::buffer::{PyBuffer, ReadOnlyCell};
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
+use pyo3::types::PyBytes;
 
 use crate::blocks::convert_tokens as convert_token_ids;
 use crate::convert::{buffer, cells, convert, read};
@@ -42,6 +44,11 @@ struct RequestSummary {
     request: u64,
     prompt_tokens: usize,
     cached_tokens: usize,
+    missed_never_seen: usize,
+    missed_evicted: usize,
+    missed_other_scope: usize,
+    missed_in_flight: usize,
+    missed_cap: usize,
     output_tokens: usize,
     preemptions: usize,
     recomputed_tokens: usize,
@@ -75,6 +82,12 @@ struct SchedulerStats {
     prefix_hit_tokens: u64,
     draft_tokens: u64,
     accepted_draft_tokens: u64,
+    missed_never_seen: usize,
+    missed_evicted: usize,
+    missed_other_scope: usize,
+    missed_in_flight: usize,
+    missed_cap: usize,
+    forgotten_keys: u64,
     evictions: u64,
     num_sessions: usize,
     pinned_blocks: usize,
@@ -142,7 +155,7 @@ impl Scheduler {
     #[expect(clippy::too_many_arguments, reason = "one argument an option, named at the only call")]
     #[pyo3(signature = (*, num_blocks, num_host_blocks, preemption, block_size, windows, max_num_seqs, max_num_batched_tokens, max_chunk_tokens,
         num_lookahead_tokens, max_model_len, watermark, admission, queue_order, max_passes, preempt_lower_ranks, enable_prefix_caching,
-        eviction, tenant_cache_share, max_pinned_blocks, max_pinned_blocks_per_tenant, max_queued_requests, max_queued_tokens, hash_seed))]
+        eviction, tenant_cache_share, max_pinned_blocks, max_pinned_blocks_per_tenant, max_kv_events, report_other_scopes, max_queued_requests, max_queued_tokens, hash_seed))]
     fn new(
         num_blocks: usize,
         num_host_blocks: usize,
@@ -164,6 +177,8 @@ impl Scheduler {
         tenant_cache_share: f64,
         max_pinned_blocks: usize,
         max_pinned_blocks_per_tenant: usize,
+        max_kv_events: usize,
+        report_other_scopes: bool,
         max_queued_requests: usize,
         max_queued_tokens: usize,
         hash_seed: u64,
@@ -258,6 +273,16 @@ impl Scheduler {
             convert_token_ids(&mut inner.scratch.tokens, tokens)?;
             Ok(inner.core.scheduler().cached_tokens(&inner.scratch.tokens, scope))
         })
+    }
+
+    fn take_events<'py>(&self, py: Python<'py>) -> PyResult<KvEvents<'py>> {
+        let events = self.inner.call(py, |inner| Ok(inner.core.scheduler().take_events()))?;
+        Ok(kv_events(py, &events))
+    }
+
+    fn snapshot_events<'py>(&self, py: Python<'py>) -> PyResult<KvEvents<'py>> {
+        let events = self.inner.call_detached(py, |inner| Ok(inner.core.scheduler().snapshot_events()))?;
+        Ok(kv_events(py, &events))
     }
 
     fn end_session(&self, py: Python<'_>, session: &[u8], tenant: &[u8]) -> PyResult<bool> {
@@ -439,6 +464,11 @@ impl RequestSummary {
             request: summary.request.get(),
             prompt_tokens: summary.prompt_tokens,
             cached_tokens: summary.cached_tokens,
+            missed_never_seen: summary.misses.never_seen,
+            missed_evicted: summary.misses.evicted,
+            missed_other_scope: summary.misses.other_scope,
+            missed_in_flight: summary.misses.in_flight,
+            missed_cap: summary.misses.cap,
             output_tokens: summary.output_tokens,
             preemptions: summary.preemptions,
             recomputed_tokens: summary.recomputed_tokens,
@@ -474,6 +504,12 @@ impl SchedulerStats {
             prefix_hit_tokens: stats.hit_tokens,
             draft_tokens: stats.draft_tokens,
             accepted_draft_tokens: stats.accepted_draft_tokens,
+            missed_never_seen: stats.misses.never_seen,
+            missed_evicted: stats.misses.evicted,
+            missed_other_scope: stats.misses.other_scope,
+            missed_in_flight: stats.misses.in_flight,
+            missed_cap: stats.misses.cap,
+            forgotten_keys: stats.forgotten_keys,
             evictions: stats.evictions,
             num_sessions: stats.num_sessions,
             pinned_blocks: stats.pinned_blocks,
@@ -532,6 +568,49 @@ fn needed(array: &'static str, length: usize, needed: usize) -> pykv_core::Resul
     if length < needed { Err(Error::ArrayLength { array, length, needed }) } else { Ok(()) }
 }
 
+/// (sequence, dropped, kinds, keys, parents, is_first, tokens), the arrays as bytes.
+type KvEvents<'py> = (
+    u64,
+    u64,
+    Bound<'py, PyBytes>,
+    Bound<'py, PyBytes>,
+    Bound<'py, PyBytes>,
+    Bound<'py, PyBytes>,
+    Bound<'py, PyBytes>,
+);
+
+fn kv_events<'py>(py: Python<'py>, events: &Events) -> KvEvents<'py> {
+    let tokens: Vec<u8> = events.tokens.iter().flat_map(|token| token.to_ne_bytes()).collect();
+    (
+        events.sequence,
+        events.dropped,
+        PyBytes::new(py, &events.kinds),
+        PyBytes::new(py, events.keys.as_flattened()),
+        PyBytes::new(py, events.parents.as_flattened()),
+        PyBytes::new(py, &events.is_first),
+        PyBytes::new(py, &tokens),
+    )
+}
+
+/// The content keys of a prompt's full blocks, 32 bytes each, behind the scope's root key.
+#[pyfunction]
+fn content_keys<'py>(
+    py: Python<'py>,
+    tokens: PyBuffer<i32>,
+    block_size: usize,
+    scope: &[u8],
+    media: Vec<(usize, PyBackedBytes)>,
+) -> PyResult<Bound<'py, PyBytes>> {
+    let size = BlockSize::new(block_size).map_err(|error| exception(&error))?;
+    let media: Vec<Media<'_>> =
+        media.iter().map(|(offset, hash)| Media { offset: *offset, hash: hash.as_ref() }).collect();
+    let mut converted = Vec::new();
+    convert_token_ids(&mut converted, read(py, &tokens, "tokens")?).map_err(|error| exception(&error))?;
+    let mut keys = vec![content_key::root_key(size, scope)];
+    keys.extend(content_key::content_keys(size, scope, &converted, &media));
+    Ok(PyBytes::new(py, keys.as_flattened()))
+}
+
 /// Makes the calls of a recording again: how many there were, and how many of them planned a step.
 #[pyfunction]
 fn replay_recording(py: Python<'_>, bytes: &[u8]) -> PyResult<(u64, u64)> {
@@ -552,6 +631,7 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<RequestSummary>()?;
     module.add_class::<SchedulerStats>()?;
     module.add_class::<Scheduler>()?;
+    module.add_function(wrap_pyfunction!(content_keys, module)?)?;
     module.add_function(wrap_pyfunction!(max_seq_len, module)?)?;
     module.add_function(wrap_pyfunction!(_panic, module)?)?;
     module.add_function(wrap_pyfunction!(replay_recording, module)?)

@@ -5,8 +5,11 @@
 //! position 0 on, by comparison at each block. With several layer groups a hit is as long as all of them can serve.
 
 mod check;
+pub mod content_key;
+mod events;
 pub mod eviction;
 mod lanes;
+mod miss;
 mod order;
 mod pin;
 mod publish;
@@ -16,6 +19,8 @@ mod scope;
 mod session;
 mod tree;
 
+pub use events::{EventKind, Events};
+pub use miss::MissCounts;
 pub use pin::{PinId, PinQuota, Pinned};
 pub use publish::Announced;
 pub use retention::{Lease, PRIORITY_RANGE, Retention};
@@ -29,7 +34,9 @@ use crate::groups::{LayerGroup, Tables};
 use crate::pool::{BlockCounts, BlockPool};
 use crate::table::{BlockCopy, BlockTable};
 use crate::units::{BlockId, BlockSize, TokenId};
+use events::EventLog;
 use eviction::{EvictionPolicy, Lru, check_policy};
+use miss::{AllScopes, EvictedKeys};
 use order::EvictionOrder;
 use pin::Pins;
 use retention::Tracked;
@@ -90,6 +97,10 @@ pub struct CacheOptions {
     pub tenant_share: f64,
     /// Blocks that may be pinned.
     pub pin_quota: PinQuota,
+    /// Events that wait to be taken; 0: none are kept.
+    pub max_events: usize,
+    /// Whether misses tell that a block is cached in another scope.
+    pub tells_other_scopes: bool,
 }
 
 impl Default for CacheOptions {
@@ -99,6 +110,8 @@ impl Default for CacheOptions {
             eviction: &Lru,
             tenant_share: 1.0,
             pin_quota: PinQuota::default(),
+            max_events: 0,
+            tells_other_scopes: false,
         }
     }
 }
@@ -131,6 +144,9 @@ pub struct PrefixCache {
     scopes: Scopes,
     tracked: Tracked,
     pins: Pins,
+    evicted_keys: EvictedKeys,
+    all_scopes: Option<Box<AllScopes>>,
+    events: Option<Box<EventLog>>,
     /// Whether the policy looks at hits.
     counts_hits: bool,
     /// The nodes of the lookup at hand.
@@ -185,6 +201,10 @@ impl PrefixCache {
             scopes: Scopes::default(),
             tracked: Tracked::new(num_blocks, options.tenant_share),
             pins: Pins::new(options.pin_quota),
+            evicted_keys: EvictedKeys::new(num_blocks),
+            all_scopes: options.tells_other_scopes.then(Box::default),
+            events: (options.max_events > 0)
+                .then(|| Box::new(EventLog::new(pool.block_size(), options.max_events))),
             counts_hits: options.eviction.lane(u8::MAX) > options.eviction.lane(0),
             path: Vec::new(),
             returned: Vec::with_capacity(num_blocks),
@@ -321,6 +341,7 @@ impl PrefixCache {
     pub fn reset(&mut self) {
         self.pins.clear();
         self.adopt_returned();
+        self.log_clearing(true);
         let nodes: Vec<NodeId> = self.tree.iter().collect();
         // Children before their parents: a node is taken out when nothing hangs below it.
         let mut leaves: Vec<NodeId> =
@@ -334,6 +355,8 @@ impl PrefixCache {
             }
         }
         self.generation += 1;
+        self.evicted_keys.clear();
+        self.log_clearing(false);
     }
 
     /// Fills `path` with the nodes that `tokens` begin with. Returns how many of them every group can serve.

@@ -43,7 +43,9 @@ impl PrefixCache {
             for (group, table) in tables.iter_mut().enumerate() {
                 is_folded |= self.settle(node, group, table, cursor.published);
             }
-            self.tree.set_computed(node);
+            if self.tree.set_computed(node) {
+                self.log_stored(scope, node);
+            }
             cursor.parent = node;
             cursor.published += 1;
         }
@@ -118,6 +120,7 @@ impl PrefixCache {
             self.scopes.join(key.scope);
         }
         self.track_added(node);
+        self.note_added(node, key);
         Some(node)
     }
 
@@ -158,6 +161,8 @@ impl PrefixCache {
 
     pub(super) fn remove(&mut self, node: NodeId) {
         let (parent, scope) = (self.tree.parent(node), self.tree.scope(node));
+        self.note_removed(node);
+        self.log_removed(node);
         self.tree.remove(node);
         self.track_removed(node, parent);
         if scope != ScopeId::UNBOUND {

@@ -59,13 +59,6 @@ struct Entry {
     users: usize,
 }
 
-/// The bytes of a scope and, in a block in which media begin, their framed offsets and hashes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Bound<'a> {
-    pub(crate) base: &'a [u8],
-    pub(crate) media: &'a [u8],
-}
-
 /// Numbers for the scopes that are in use; a number is free again when its last user is gone.
 #[derive(Debug, Default)]
 pub(crate) struct Scopes {
@@ -140,15 +133,23 @@ impl Scopes {
         (own, if own == ScopeId::UNBOUND { 0 } else { self.entry(own).fingerprint })
     }
 
-    /// What a block's scope binds. The scope is one of [`of_block`](Self::of_block).
-    pub(crate) fn bound(&self, scope: ScopeId) -> Bound<'_> {
+    /// The bytes of a sequence's scope, media aside.
+    pub(crate) fn base(&self, scope: ScopeId) -> &[u8] {
+        match &self.entry(scope).kind {
+            Kind::Sequence { base, .. } => self.base(*base),
+            Kind::Base | Kind::Media { .. } => &self.entry(scope).bytes,
+        }
+    }
+
+    /// The framed media that begin in a block, given its scope.
+    pub(crate) fn media_of(&self, scope: ScopeId) -> &[u8] {
+        if scope == ScopeId::UNBOUND {
+            return &[];
+        }
         let Entry { kind, bytes, .. } = self.entry(scope);
         match kind {
-            Kind::Base | Kind::Sequence { .. } => Bound { base: bytes, media: &[] },
-            Kind::Media { base_len } => {
-                let (base, media) = bytes[size_of::<u64>()..].split_at(*base_len);
-                Bound { base, media }
-            }
+            Kind::Media { base_len } => &bytes[size_of::<u64>() + base_len..],
+            Kind::Base | Kind::Sequence { .. } => &[],
         }
     }
 
@@ -192,12 +193,17 @@ fn frame(base: &[u8], media: &[Media<'_>], size: BlockSize) -> Box<[u8]> {
     let mut framed = Vec::new();
     framed.extend((base.len() as u64).to_le_bytes());
     framed.extend(base);
+    frame_media(&mut framed, media, size);
+    framed.into()
+}
+
+/// The media that begin in one block: each one's offset in it, and its hash with its length.
+pub(super) fn frame_media(framed: &mut Vec<u8>, media: &[Media<'_>], size: BlockSize) {
     for medium in media {
         framed.extend((size.offset(medium.offset) as u64).to_le_bytes());
         framed.extend((medium.hash.len() as u64).to_le_bytes());
         framed.extend(medium.hash);
     }
-    framed.into()
 }
 
 #[cfg(all(test, not(loom)))]
@@ -230,8 +236,9 @@ mod tests {
         let unbound = ScopeId::UNBOUND;
         assert_eq!((bound[0], bound[2], bound[4]), (base, unbound, unbound));
         assert!(bound[1] != unbound && bound[3] != unbound && bound[1] != bound[3]);
-        assert_eq!(scopes.bound(bound[1]).base, b"s");
-        assert!(scopes.bound(bound[1]).media.ends_with(b"cat"));
+        assert_eq!((scopes.base(scope), scopes.media_of(base)), (&b"s"[..], &[][..]));
+        assert!(scopes.media_of(bound[1]).starts_with(&1u64.to_le_bytes()));
+        assert!(scopes.media_of(bound[1]).ends_with(b"cat"));
         let binds: Vec<bool> = (0..5).map(|index| scopes.of_block(scope, index).1 != 0).collect();
         assert_eq!(binds, [true, true, false, true, false]);
         scopes.leave(scope);

@@ -39,6 +39,11 @@ pub(crate) struct Key<'a> {
 pub(crate) struct Fingerprint(u64);
 
 impl Fingerprint {
+    /// What first blocks are chained to.
+    pub(crate) const fn of_root(seed: u64) -> Self {
+        Self(seed)
+    }
+
     pub(crate) const fn get(self) -> u64 {
         self.0
     }
@@ -91,7 +96,7 @@ impl Tree {
         hash_mask: u64,
     ) -> Self {
         let root = Node {
-            fingerprint: Fingerprint(seed),
+            fingerprint: Fingerprint::of_root(seed),
             parent: NodeId::ROOT,
             scope: ScopeId::default(),
             num_children: 0,
@@ -163,11 +168,6 @@ impl Tree {
     /// Notes that a node's content was computed. Returns whether that is new.
     pub(crate) fn set_computed(&mut self, node: NodeId) -> bool {
         !std::mem::replace(&mut self.nodes[node.index()].is_computed, true)
-    }
-
-    /// One more than the highest number that a node has had.
-    pub(crate) fn num_numbers(&self) -> usize {
-        self.nodes.len()
     }
 
     pub(crate) fn fingerprint(&self, node: NodeId) -> Fingerprint {

@@ -182,6 +182,10 @@ impl Scheduler {
                 self.cache.withdraw(*announced);
             }
         }
+        for &batch_row in &void {
+            // Where it stood is gone.
+            self.sequences[step.rows[batch_row].sequence].cursor = self.cache.root();
+        }
         void
     }
 

@@ -69,6 +69,10 @@ pub struct SchedulerConfig {
     pub tenant_cache_share: f64,
     /// Blocks that may be pinned: a sequence must fit beside them.
     pub pin_quota: PinQuota,
+    /// Events about cached blocks that wait to be taken; 0: none are kept. They change no decision and are not recorded.
+    pub max_kv_events: usize,
+    /// Whether misses tell that a block is cached in another scope: who sees them learns what others have sent.
+    pub report_other_scopes: bool,
     /// Who starts first.
     pub queue_order: QueueOrder,
     /// How often a waiting sequence may be passed by later ones that fit, before all others wait for it.
@@ -104,6 +108,8 @@ impl Default for SchedulerConfig {
             eviction: &Lru,
             tenant_cache_share: 1.0,
             pin_quota: PinQuota::default(),
+            max_kv_events: 0,
+            report_other_scopes: false,
             queue_order: QueueOrder::Fcfs,
             max_passes: 16,
             preempt_lower_ranks: false,
@@ -172,7 +178,7 @@ impl SchedulerConfig {
     }
 
     /// How many numbers [`numbers`](Self::numbers) gives.
-    pub const NUM_NUMBERS: usize = 21;
+    pub const NUM_NUMBERS: usize = 22;
 
     /// All options but the reals and the groups as numbers, for a recording.
     pub(crate) fn numbers(&self) -> [u64; Self::NUM_NUMBERS] {
@@ -199,6 +205,7 @@ impl SchedulerConfig {
                 as u64,
             self.pin_quota.blocks as u64,
             self.pin_quota.blocks_per_tenant as u64,
+            self.report_other_scopes.into(),
         ]
     }
 
@@ -242,6 +249,8 @@ impl SchedulerConfig {
             eviction: *POLICIES.get(size(18)).ok_or_else(|| unknown("eviction", 18))?,
             tenant_cache_share,
             pin_quota: PinQuota { blocks: size(19), blocks_per_tenant: size(20) },
+            max_kv_events: 0,
+            report_other_scopes: numbers[21] != 0,
         })
     }
 
@@ -262,6 +271,7 @@ impl SchedulerConfig {
         within("max_model_len", self.max_model_len, 2, 1 << 30)?;
         within("max_queued_tokens", self.max_queued_tokens, 1, usize::MAX)?;
         within("max_queued_requests", self.max_queued_requests, 1, 1 << 30)?;
+        within("max_kv_events", self.max_kv_events, 0, 1 << 24)?;
         within("max_pinned_blocks", self.pin_quota.blocks, 0, self.num_blocks.saturating_sub(2))?;
         if !(0.0..=1.0).contains(&self.tenant_cache_share) {
             return Err(Error::config("tenant_cache_share", self.tenant_cache_share, "0 to 1"));

@@ -115,6 +115,8 @@ impl Scheduler {
             eviction: config.eviction,
             tenant_share: config.tenant_cache_share,
             pin_quota: config.pin_quota,
+            max_events: config.max_kv_events,
+            tells_other_scopes: config.report_other_scopes,
         };
         Ok(Self {
             block_size,

@@ -379,6 +379,8 @@ impl Scheduler {
         let max_hits = self.max_hits(&self.sequences[index]);
         let sequence = &self.sequences[index];
         let (mut tables, mut cursor) = self.cache.share(sequence.scope, &sequence.tokens, max_hits);
+        let misses = self.misses(step, index, cursor.published);
+        let sequence = &self.sequences[index];
         let counts: SmallVec<[usize; 8]> = self.first_blocks(index, cursor.published).collect();
         let swapped = sequence.swapped.as_ref().map_or(0, |swapped| swapped.num_tokens);
         for ((table, group), count) in tables.iter_mut().zip(&self.config.groups).zip(counts) {
@@ -403,6 +405,7 @@ impl Scheduler {
         }
         self.forget_deadline(key.request);
         self.count_hits(index, cached);
+        self.count_misses(key.request, &misses);
         self.end_stall(index);
         self.run(index);
         Ok(())

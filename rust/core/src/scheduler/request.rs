@@ -1,6 +1,6 @@
 //! What is asked for once, and what is told when it has ended.
 
-use crate::prefix::{Lease, Media, Retention, ScopeId};
+use crate::prefix::{Lease, Media, MissCounts, Retention, ScopeId};
 use crate::units::{RequestId, TokenId};
 
 /// A request as it is submitted.
@@ -55,6 +55,8 @@ pub struct RequestSummary {
     pub prompt_tokens: usize,
     /// Tokens of the prompt that were found in the cache when it started.
     pub cached_tokens: usize,
+    /// Full blocks of the prompt that were not found when it started, by the reason.
+    pub misses: MissCounts,
     /// Tokens that were sampled, over all samples.
     pub output_tokens: usize,
     /// How often one of its sequences was preempted.
@@ -108,6 +110,7 @@ impl Request {
             request,
             prompt_tokens: submission.prompt.len(),
             cached_tokens: 0,
+            misses: MissCounts::default(),
             output_tokens: 0,
             preemptions: 0,
             recomputed_tokens: 0,

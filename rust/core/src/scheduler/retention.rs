@@ -1,10 +1,11 @@
 //! What the cache keeps once requests have ended: sessions, pins and shares.
 
 use super::Scheduler;
-use super::sequence::SeqIndex;
+use super::sequence::{SeqIndex, Sequence};
+use super::step::Step;
 use crate::error::Result;
-use crate::prefix::{PinId, Pinned};
-use crate::units::TokenId;
+use crate::prefix::{Events, MissCounts, PinId, Pinned};
+use crate::units::{RequestId, TokenId};
 
 impl Scheduler {
     /// How many of the first `tokens` a request would find cached in a scope now. Changes nothing.
@@ -45,6 +46,44 @@ impl Scheduler {
     /// [`Error::InvalidRequest`](crate::Error::InvalidRequest) if the share is out of its range.
     pub fn set_cache_share(&mut self, tenant: &[u8], share: f64) -> Result<()> {
         self.cache.set_share(tenant, share)
+    }
+
+    /// Takes the events about cached blocks since the last call. Empty if none are kept.
+    pub fn take_events(&mut self) -> Events {
+        self.cache.take_events()
+    }
+
+    /// All cached blocks, as if each had just been stored. Empty if no events are kept.
+    pub fn snapshot_events(&self) -> Events {
+        self.cache.snapshot_events()
+    }
+
+    /// Why a request's blocks behind its hits were not found when it starts first, right after the lookup.
+    pub(super) fn misses(&self, step: &Step, index: SeqIndex, hits: usize) -> MissCounts {
+        let sequence = &self.sequences[index];
+        if sequence.started_before || !sequence.reuse_cached {
+            return MissCounts::default();
+        }
+        let begun = step.rows.iter().map(|row| &self.sequences[row.sequence]);
+        // What a step computes of a prompt can be shared already: the rest of that prompt is computed later.
+        let shared = begun
+            .filter(|other| other.scope == sequence.scope && other.num_planned < other.tokens.len())
+            .map(|other| self.common_blocks(other, sequence))
+            .max();
+        let in_flight = shared.unwrap_or(0).saturating_sub(hits);
+        self.cache.misses(sequence.scope, &sequence.tokens, hits, in_flight)
+    }
+
+    fn common_blocks(&self, first: &Sequence, second: &Sequence) -> usize {
+        let same = first.tokens.iter().zip(&second.tokens).take_while(|(first, second)| first == second);
+        self.block_size.full_blocks(same.count())
+    }
+
+    pub(super) fn count_misses(&mut self, request: RequestId, misses: &MissCounts) {
+        self.totals.misses.add(misses);
+        if let Some(entry) = self.requests.get_mut(&request) {
+            entry.summary.misses.add(misses);
+        }
     }
 
     /// Notes for whom a sequence has used its blocks, before it gives them back.

@@ -3,6 +3,7 @@
 use super::Scheduler;
 use super::sequence::Sequence;
 use crate::pool::{BlockCounts, BlockPool};
+use crate::prefix::MissCounts;
 use crate::units::BlockId;
 
 /// What only ever grows.
@@ -15,6 +16,7 @@ pub(super) struct Totals {
     pub(super) swapped_in_blocks: u64,
     pub(super) queried_tokens: u64,
     pub(super) hit_tokens: u64,
+    pub(super) misses: MissCounts,
     pub(super) draft_tokens: u64,
     pub(super) accepted_draft_tokens: u64,
     pub(super) peak: Peak,
@@ -72,6 +74,10 @@ pub struct SchedulerStats {
     pub draft_tokens: u64,
     /// Those of them that were accepted.
     pub accepted_draft_tokens: u64,
+    /// Full blocks of prompts that were not found when their requests started, by the reason.
+    pub misses: MissCounts,
+    /// Evicted blocks that are not remembered any more: as long as there is none, what was never seen was not.
+    pub forgotten_keys: u64,
     /// Cached blocks that made room for others.
     pub evictions: u64,
     /// Sessions that have a request or a cached block.
@@ -104,6 +110,8 @@ impl Scheduler {
             hit_tokens: self.totals.hit_tokens,
             draft_tokens: self.totals.draft_tokens,
             accepted_draft_tokens: self.totals.accepted_draft_tokens,
+            misses: self.totals.misses,
+            forgotten_keys: self.cache.forgotten_keys(),
             evictions: self.cache.evictions(),
             num_sessions: self.cache.num_sessions(),
             pinned_blocks: self.cache.pinned_blocks(),
