@@ -1,8 +1,8 @@
 """How much does the prefix cache find under each eviction policy, and with sessions that are known to end?
 
 A synthetic trace, the same for every case: chats of several turns (each turn repeats all before it) that share one of
-a few system prompts, mixed with long prompts that come once. Measured: the share of the prompts' tokens that were found,
-in a pool of 3,000 blocks of 16 tokens. Left out: time, and everything but the cache.
+a few system prompts, mixed with long prompts that come once. Measured: the share of the prompts' tokens that were
+found, in a pool of 3,000 blocks of 16 tokens. Left out: time, and everything but the cache.
 Run: `python benches/bench_prefix.py [--json] [CASE ...]`.
 """
 

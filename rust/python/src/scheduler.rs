@@ -199,6 +199,8 @@ impl Scheduler {
             enable_prefix_caching,
             eviction: eviction_policy(eviction).map_err(|error| exception(&error))?,
             tenant_cache_share,
+            max_kv_events,
+            report_other_scopes,
             pin_quota: PinQuota {
                 blocks: max_pinned_blocks,
                 blocks_per_tenant: max_pinned_blocks_per_tenant,
