@@ -18,6 +18,7 @@ __all__ = [
     "TimedReplay",
     "Trace",
     "_panic",
+    "content_keys",
     "max_seq_len",
     "replay_recording",
 ]

@@ -32,7 +32,9 @@ pub(crate) fn block_key(parent: &ContentKey, tokens: &[TokenId], media: &[u8]) -
     if cfg!(target_endian = "little") {
         hasher.update(bytemuck::cast_slice(tokens));
     } else {
-        tokens.iter().for_each(|token| drop(hasher.update(&token.to_le_bytes())));
+        for token in tokens {
+            hasher.update(&token.to_le_bytes());
+        }
     }
     *hasher.update(media).finalize().as_bytes()
 }
