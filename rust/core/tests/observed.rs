@@ -32,8 +32,9 @@ fn prompt(first: TokenId, num_tokens: usize) -> Vec<TokenId> {
 
 fn run_in(engine: &mut Engine, scope: &[u8], tokens: &[TokenId]) -> MissCounts {
     let submission = Submission { max_tokens: Some(1), scope, ..Submission::new(tokens) };
-    engine.scheduler.submit(submission).unwrap();
+    let request = engine.scheduler.submit(submission).unwrap();
     engine.run();
+    assert_eq!(engine.outputs[&(request.get(), 0)], engine.expected(tokens, 0, 1));
     engine.ended.pop().unwrap().misses
 }
 

@@ -38,8 +38,9 @@ fn session(name: &[u8]) -> Retention<'_> {
 /// Runs a prompt and one token more to its end.
 fn run_for(engine: &mut Engine, tokens: &[TokenId], tenant: &[u8], retention: Retention<'_>) {
     let submission = Submission { max_tokens: Some(1), tenant, retention, ..Submission::new(tokens) };
-    engine.scheduler.submit(submission).unwrap();
+    let request = engine.scheduler.submit(submission).unwrap();
     engine.run();
+    assert_eq!(engine.outputs[&(request.get(), 0)], engine.expected(tokens, 0, 1));
 }
 
 fn run(engine: &mut Engine, tokens: &[TokenId], retention: Retention<'_>) {
@@ -264,6 +265,9 @@ fn a_reset_ends_pins_and_leaves_no_session_behind() {
     let stats = engine.scheduler.stats();
     assert_eq!((stats.blocks.free, stats.num_sessions, stats.pinned_blocks), (16, 0, 0));
     assert!(!engine.scheduler.unpin(pinned.pin));
+    engine.submit(&prompt(0, 4), 3, 2);
+    engine.run();
+    assert_eq!(engine.scheduler.stats().num_sessions, 0);
 }
 
 #[test]

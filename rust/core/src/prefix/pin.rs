@@ -134,6 +134,12 @@ impl PrefixCache {
         self.pins.num_blocks
     }
 
+    /// Loses all pins without giving their blocks back: what must never happen, for a test of who notices.
+    #[cfg(test)]
+    pub(crate) fn leak_pins(&mut self) {
+        std::mem::forget(std::mem::take(&mut self.pins.pins));
+    }
+
     /// Each block that a pin holds, once for each pin.
     pub(crate) fn iter_pinned(&self) -> impl Iterator<Item = BlockId> {
         self.pins.pins.values().flat_map(|pin| &pin.tables).flat_map(|table| table.held()).copied()

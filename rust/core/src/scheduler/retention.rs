@@ -94,3 +94,32 @@ impl Scheduler {
         }
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::prefix::PinQuota;
+    use crate::scheduler::{Outcome, OwnedArrays, Sampled, SchedulerConfig, Submission, TableSync};
+
+    #[test]
+    fn a_leaked_pin_is_found() {
+        let pin_quota = PinQuota { blocks: 4, blocks_per_tenant: 4 };
+        let config =
+            SchedulerConfig { num_blocks: 16, block_size: 4, pin_quota, ..SchedulerConfig::default() };
+        let mut scheduler = Scheduler::new(config.clone()).unwrap();
+        let (mut arrays, tokens) = (OwnedArrays::new(&config), [7; 9]);
+        scheduler.submit(Submission { max_tokens: Some(1), ..Submission::new(&tokens) }).unwrap();
+        let plan = scheduler.plan(&arrays.borrow(), &mut TableSync::default(), 0.0).unwrap().unwrap();
+        assert_eq!(
+            scheduler.pin(&tokens, b"", b"").unwrap(),
+            None,
+            "a step in flight has cached nothing yet"
+        );
+        let sampled = Sampled { tokens: &[1], outcomes: &[Outcome::Ok], failed_rows: &[], accepted: None };
+        scheduler.apply(plan.id, sampled, |_, _| ()).unwrap();
+        assert_eq!(scheduler.pin(&tokens, b"", b"").unwrap().unwrap().num_blocks, 2);
+        scheduler.check().unwrap();
+        scheduler.cache.leak_pins();
+        assert!(scheduler.check().unwrap_err().to_string().contains("I3 references"));
+    }
+}
