@@ -298,7 +298,9 @@ fn act(engine: &mut Engine, submitted: &mut Vec<Submitted>, action: &Action) {
             Ok(pinned) => assert!(pinned.is_none_or(|pinned| (1..=len).contains(&pinned.num_tokens))),
             Err(error) => assert!(matches!(error, Error::PinQuota { .. }), "{error}"),
         },
-        Action::Unpin { pin } => drop(engine.scheduler.unpin(PinId::new(pin))),
+        Action::Unpin { pin } => {
+            engine.scheduler.unpin(PinId::new(pin));
+        }
         Action::SetShare { share } => engine.scheduler.set_cache_share(b"a", share).unwrap(),
         Action::Wait { seconds } => engine.now += seconds,
         Action::Reset => engine.scheduler.reset_prefix_cache(),
@@ -409,7 +411,9 @@ proptest! {
         engine.ended.extend(engine.scheduler.take_ended());
         assert_prefixes(&engine, &submitted);
         prop_assert_eq!(engine.ended.len(), submitted.len());
-        (0..99).for_each(|pin| drop(engine.scheduler.unpin(PinId::new(pin))));
+        for pin in 0..99 {
+            engine.scheduler.unpin(PinId::new(pin));
+        }
         let stats = engine.scheduler.stats();
         prop_assert_eq!(stats.blocks.active, 0);
         prop_assert_eq!(stats.num_waiting + stats.num_running + stats.num_requests, 0);
