@@ -2,19 +2,21 @@
 
 Measured through the Python face, reading the file included, medians. The traces are public and not part of this
 project: the folder that holds them is an option, and without it nothing is measured. `toolagent` is the first 1,000
-requests of Mooncake's tool-and-agent trace; `weka_mix150` has 2.2 million block references. Memory is what a process
-grows by from before the file is read to the end of a serial replay whose cache holds every block, divided by the
-different blocks. Left out: starting Python.
+requests of Mooncake's tool-and-agent trace, with Dynamo's mocker beside it where `ai-dynamo-runtime` is installed;
+`weka_mix150` has 2.2 million block references. Memory is what a process grows by from before the file is read to the
+end of a serial replay whose cache holds every block, divided by the different blocks. Left out: starting Python.
 Run: `python benches/bench_replay.py --traces FOLDER [--json] [CASE ...]`; memory needs Linux.
 """
 
 from __future__ import annotations
 
 import argparse
+import gzip
 import json
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -65,6 +67,57 @@ def toolagent_1000_timed(folder: Path) -> list[Result]:
     ]
 
 
+def toolagent_1000_dynamo(folder: Path) -> list[Result]:
+    """Both simulate every step of the same requests, in turn, out of one file of Mooncake's form; each its defaults."""
+    try:
+        from dynamo._core import run_mocker_trace_replay  # type: ignore[import-not-found]
+    except ImportError:
+        print(
+            "bench_replay: ai-dynamo-runtime is not installed, toolagent_1000_dynamo is skipped",
+            file=sys.stderr,
+        )
+        return []
+
+    with tempfile.TemporaryDirectory() as temporary:
+        path = Path(temporary) / "toolagent.jsonl"
+        path.write_text(in_mooncakes_form(folder / TOOLAGENT))
+
+        def rival() -> None:
+            done = run_mocker_trace_replay([path], trace_block_size=512)
+            assert done.summary["completed_requests"] == 1000
+
+        def own() -> None:
+            timed = replay(path, num_blocks=4000).timed
+            assert timed is not None
+            assert timed.refused == 0
+
+        times = [(median_seconds(1, rival), median_seconds(1, own)) for _ in range(11)]
+    rival_ms, own_ms = (1e3 * statistics.median(column) for column in zip(*times, strict=True))
+    case = "toolagent_1000_dynamo"
+    return [
+        Result(case, "dynamo_mocker_ms", rival_ms, "ms", 11),
+        Result(case, "pykv_timed_ms", own_ms, "ms", 11),
+        Result(case, "dynamo_over_pykv", rival_ms / own_ms, "ratio", 11),
+    ]
+
+
+def in_mooncakes_form(path: Path) -> str:
+    with gzip.open(path, "rt") as file:
+        rows = [json.loads(line) for line in file][1:]
+    return "".join(
+        json.dumps(
+            {
+                "timestamp": int(1000 * row["ts"]),
+                "input_length": row["in"],
+                "output_length": row["out"],
+                "hash_ids": [block for start, length in row["h"] for block in range(start, start + length)],
+            }
+        )
+        + "\n"
+        for row in rows
+    )
+
+
 def weka_mix150(folder: Path) -> list[Result]:
     def run() -> None:
         assert f"{replay(folder / WEKA, num_blocks=3933, serial=True).hit_rate_blocks:.3f}" == "0.832"
@@ -96,6 +149,7 @@ def peak_bytes() -> int:
 CASES = {
     "toolagent_1000": toolagent_1000,
     "toolagent_1000_timed": toolagent_1000_timed,
+    "toolagent_1000_dynamo": toolagent_1000_dynamo,
     "weka_mix150": weka_mix150,
     "weka_memory": weka_memory,
 }
