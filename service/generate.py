@@ -5,6 +5,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from grpc_tools import protoc
+from reference import write as write_reference
 
 SERVICE = Path(__file__).resolve().parent
 DEFINITION = "pykv/v1/engine.proto"
@@ -23,4 +24,8 @@ def generate(target: Path) -> None:
 
 
 if __name__ == "__main__":
-    generate(TARGET if len(sys.argv) < 2 else Path(sys.argv[1]))
+    if len(sys.argv) > 1:
+        generate(Path(sys.argv[1]))
+    else:
+        generate(TARGET)
+        write_reference()

@@ -7,7 +7,7 @@ import h2.exceptions
 import pytest
 from google.protobuf.descriptor import FieldDescriptor as Field
 from google.protobuf.message_factory import GetMessageClass
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from pykv.client import Client
@@ -20,6 +20,11 @@ METHODS = {
     "Abort": pb.AbortRequest,
     "GetModel": pb.GetModelRequest,
     "GetStats": pb.GetStatsRequest,
+}
+SHORT = pb.SamplingParams(max_tokens=3)
+GOOD = {
+    "Generate": pb.GenerateRequest(text="a", sampling=SHORT),
+    "Chat": pb.ChatRequest(messages=[pb.ChatMessage(role="user", content="a")], sampling=SHORT),
 }
 STATUSES = {0, 3, 5, 6, 8, 12, 13}  # never UNKNOWN, which nobody would have meant
 INTERNAL = 13
@@ -136,6 +141,7 @@ def test_any_fields_get_a_status(fuzzed, raw_open, framed, method):
     seen = set()
 
     @FUZZ
+    @example(GOOD.get(method, METHODS[method]()))
     @given(messages(METHODS[method].DESCRIPTOR).map(bounded))
     def check(request):
         code, text = fuzzed.status(raw_open, framed, method, framed(request))

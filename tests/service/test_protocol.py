@@ -1,6 +1,7 @@
 """The generated code is that of the definition, and servers can be asked for it."""
 
 import importlib.util
+import re
 import subprocess
 import sys
 from dataclasses import fields
@@ -12,10 +13,11 @@ from grpclib.reflection.v1.reflection_grpc import ServerReflectionStub
 from grpclib.reflection.v1.reflection_pb2 import ServerReflectionRequest
 
 from pykv.engine.stats import EngineStats
+from pykv.engine.timing import Timing
 from pykv.sampling import SamplingParams
 from pykv.service.client.channel import PatientChannel
 from pykv.service.client.messages import sampling_message
-from pykv.service.messages import params_of, stats_message
+from pykv.service.messages import HISTOGRAMS, params_of, stats_message
 from pykv.service.protocol import engine_pb2 as pb
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -47,11 +49,36 @@ def test_every_sampling_parameter_crosses_the_wire_and_back():
         assert params_of(message) == each
 
 
+def test_the_reference_has_every_method_field_and_value_with_its_meaning():
+    spec = importlib.util.spec_from_file_location("reference", ROOT / "service" / "reference.py")
+    reference = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(reference)
+    text = (ROOT / "docs" / "api.md").read_text()
+    _, _, generated = text.partition(reference.BEGIN)
+    assert generated.strip() == reference.reference(reference.DEFINITION.read_text()).strip(), (
+        "run `make proto`"
+    )
+    sections = {
+        section.partition("`")[2].partition("`")[0]: section for section in generated.split("### ")[1:]
+    }
+    kinds = [*pb.DESCRIPTOR.message_types_by_name.values(), *pb.DESCRIPTOR.enum_types_by_name.values()]
+    assert len(kinds) > 10
+    for kind in [*kinds, *pb.DESCRIPTOR.services_by_name.values()]:
+        names = getattr(kind, "fields", None) or getattr(kind, "values", None) or getattr(kind, "methods", ())
+        rows = dict(re.findall(r"^\| `(\w+)` \|.* \| (.*) \|$", sections[kind.name], re.MULTILINE))
+        assert [each.name for each in names] == list(rows)
+        assert all(rows.values()), kind.name
+
+
 def test_every_count_of_the_engine_is_told():
     counts = {entry.name: place for place, entry in enumerate(fields(EngineStats), start=1)}
     counts["num_finished"] = {"stop": 101, "length": 102, "abort": 103, "error": 104}
-    message = stats_message(EngineStats(**counts))
-    told = {descriptor.name: value for descriptor, value in message.ListFields()}
+    message = stats_message(EngineStats(**counts), Timing().counts())
+    told = {
+        descriptor.name: value
+        for descriptor, value in message.ListFields()
+        if descriptor.name not in HISTOGRAMS
+    }
     by_reason = counts.pop("num_finished")
     assert told == counts | {f"num_finished_{reason}": count for reason, count in by_reason.items()}
 

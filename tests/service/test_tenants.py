@@ -344,3 +344,21 @@ def test_scopes_are_framed():
     tenants = [Tenant(name=name, certificates=("c",)) for name in ("a", "ab")]
     scopes = {tenant.scope_of(salt) for tenant in tenants for salt in (b"", b"b", b"a", b"\0\1a")}
     assert len(scopes) == 8
+
+
+@pytest.mark.asyncio
+async def test_calls_that_are_turned_away_unread_give_the_connections_window_back(
+    start_for_tenants, open_raw, framed
+):
+    """More is sent than the window holds: it would be closed for good if what nobody read still counted."""
+    daemon = await start_for_tenants()
+    connection = await open_raw(address=daemon.address)
+    request, count = framed(b"x" * 1024), 5000
+    window = connection.h2.outbound_flow_control_window
+    assert count * len(request) > window
+    for _ in range(count // 50):
+        stream_ids = [await connection.send("/pykv.v1.Engine/Generate", request) for _ in range(50)]
+        for stream_id in stream_ids:
+            assert (await connection.status(stream_id))[0] == 16
+        connection.events.clear()
+    await connection.close()
