@@ -104,7 +104,9 @@ def test_base_dependency_is_numpy_alone(metadata: Message) -> None:
 
 
 def test_extras_are_declared(metadata: Message) -> None:
-    assert {"torch", "models", "client", "serve", "demo", "plot"} <= set(metadata.get_all("Provides-Extra", []))
+    assert {"torch", "models", "client", "serve", "demo", "plot"} <= set(
+        metadata.get_all("Provides-Extra", [])
+    )
 
 
 def test_base_install_schedules_and_names_the_missing_extra(base_environment: Any) -> None:
