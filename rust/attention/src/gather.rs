@@ -35,7 +35,7 @@ pub(crate) unsafe fn gather_keys<A: Arithmetic, E: Element>(arithmetic: A, job: 
             let to = job.to.wrapping_add(chunk * A::LANES * job.stride + first_row);
             ahead.ask(
                 arithmetic,
-                40 * (first_row * job.head_dim + A::LANES * (value + num_values)),
+                35 * (first_row * job.head_dim + A::LANES * (value + num_values)),
                 100 * SPAN * job.head_dim,
             );
             // SAFETY: `LANES` lines from line `chunk * LANES` on exist, and `LANES` words from `first_row` on in each.
@@ -57,7 +57,7 @@ pub(crate) unsafe fn gather_values<A: Arithmetic, E: Element>(
 ) {
     let num_values = A::LANES * A::VALUES;
     for (line, first_row) in (0..SPAN).step_by(A::VALUES).enumerate() {
-        ahead.ask(arithmetic, 55 * SPAN + 45 * first_row, 100 * SPAN);
+        ahead.ask(arithmetic, 68 * SPAN + 32 * first_row, 100 * SPAN);
         for value in (0..job.head_dim).step_by(num_values) {
             let to = job.to.wrapping_add(line * job.stride + value);
             // SAFETY: `VALUES` rows start at `first_row`; the columns of the chunk fit into the line's stride.

@@ -74,7 +74,7 @@ pub(crate) struct Kernels {
     /// See [`crate::gather::gather_values`].
     pub(crate) gather_values: unsafe fn(&Gather, &mut Ahead),
     /// See [`crate::product::multiply`].
-    pub(crate) multiply: unsafe fn(&Product),
+    pub(crate) multiply: unsafe fn(&Product, &mut Ahead),
     /// See [`crate::softmax::soften`].
     pub(crate) soften: unsafe fn(&Softmax, &mut Ahead),
     /// See [`crate::sum::sum`].
@@ -125,9 +125,9 @@ macro_rules! compile {
             /// # Safety
             /// See [`crate::product::multiply`]; the machine has the instructions.
             $(#[$features])*
-            unsafe fn multiply(job: &Product) {
+            unsafe fn multiply(job: &Product, ahead: &mut Ahead) {
                 // SAFETY: the same contract.
-                unsafe { crate::product::multiply::<$arithmetic>($token, job) }
+                unsafe { crate::product::multiply::<$arithmetic>($token, job, ahead) }
             }
 
             /// # Safety

@@ -1,5 +1,8 @@
 //! The matrix product behind scores and outputs: a few rows of broadcast lanes times lines of packed lanes.
 
+use std::ops::Range;
+
+use crate::ahead::Ahead;
 use crate::simd::Arithmetic;
 
 /// `sums[r][c] = sums[r][c] * factors[r] + Σ over s of left[r][s] · right[s][c]`, the sum taken step by step.
@@ -23,7 +26,12 @@ pub(crate) struct Product {
     pub(crate) num_rows: usize,
     pub(crate) num_steps: usize,
     pub(crate) num_columns: usize,
+    /// Which part, in hundredths, of the memory that is asked for ahead is asked for meanwhile.
+    pub(crate) asks: Range<usize>,
 }
+
+/// After how many steps more memory is asked for.
+const STEPS_PER_ASK: usize = 8;
 
 /// The most rows of a register tile.
 const TILE_ROWS: usize = 6;
@@ -33,7 +41,7 @@ const TILE_ROWS: usize = 6;
 /// # Safety
 /// The job's pointers are valid for the sizes and strides that it names; `sums` overlaps nothing else.
 #[inline(always)]
-pub(crate) unsafe fn multiply<A: Arithmetic>(arithmetic: A, job: &Product) {
+pub(crate) unsafe fn multiply<A: Arithmetic>(arithmetic: A, job: &Product, ahead: &mut Ahead) {
     let num_vectors = job.num_columns.div_ceil(A::LANES);
     let num_tiles = num_vectors.div_ceil(A::TILE_VECTORS);
     let mut vector = 0;
@@ -42,10 +50,10 @@ pub(crate) unsafe fn multiply<A: Arithmetic>(arithmetic: A, job: &Product) {
         // SAFETY: the vectors `vector..vector + width` lie in the columns.
         unsafe {
             match width {
-                1 => multiply_columns::<A, 1>(arithmetic, job, vector * A::LANES),
-                2 => multiply_columns::<A, 2>(arithmetic, job, vector * A::LANES),
-                3 => multiply_columns::<A, 3>(arithmetic, job, vector * A::LANES),
-                _ => multiply_columns::<A, 4>(arithmetic, job, vector * A::LANES),
+                1 => multiply_columns::<A, 1>(arithmetic, job, ahead, vector * A::LANES),
+                2 => multiply_columns::<A, 2>(arithmetic, job, ahead, vector * A::LANES),
+                3 => multiply_columns::<A, 3>(arithmetic, job, ahead, vector * A::LANES),
+                _ => multiply_columns::<A, 4>(arithmetic, job, ahead, vector * A::LANES),
             }
         }
         vector += width;
@@ -55,7 +63,12 @@ pub(crate) unsafe fn multiply<A: Arithmetic>(arithmetic: A, job: &Product) {
 /// # Safety
 /// As for [`multiply`]; `WIDTH` vectors start at `column`.
 #[inline(always)]
-unsafe fn multiply_columns<A: Arithmetic, const WIDTH: usize>(arithmetic: A, job: &Product, column: usize) {
+unsafe fn multiply_columns<A: Arithmetic, const WIDTH: usize>(
+    arithmetic: A,
+    job: &Product,
+    ahead: &mut Ahead,
+    column: usize,
+) {
     let num_tiles = job.num_rows.div_ceil(TILE_ROWS);
     let mut row = 0;
     for tile in 0..num_tiles {
@@ -63,12 +76,12 @@ unsafe fn multiply_columns<A: Arithmetic, const WIDTH: usize>(arithmetic: A, job
         // SAFETY: the rows `row..row + height` exist.
         unsafe {
             match height {
-                1 => multiply_tile::<A, 1, WIDTH>(arithmetic, job, row, column),
-                2 => multiply_tile::<A, 2, WIDTH>(arithmetic, job, row, column),
-                3 => multiply_tile::<A, 3, WIDTH>(arithmetic, job, row, column),
-                4 => multiply_tile::<A, 4, WIDTH>(arithmetic, job, row, column),
-                5 => multiply_tile::<A, 5, WIDTH>(arithmetic, job, row, column),
-                _ => multiply_tile::<A, 6, WIDTH>(arithmetic, job, row, column),
+                1 => multiply_tile::<A, 1, WIDTH>(arithmetic, job, ahead, row, column),
+                2 => multiply_tile::<A, 2, WIDTH>(arithmetic, job, ahead, row, column),
+                3 => multiply_tile::<A, 3, WIDTH>(arithmetic, job, ahead, row, column),
+                4 => multiply_tile::<A, 4, WIDTH>(arithmetic, job, ahead, row, column),
+                5 => multiply_tile::<A, 5, WIDTH>(arithmetic, job, ahead, row, column),
+                _ => multiply_tile::<A, 6, WIDTH>(arithmetic, job, ahead, row, column),
             }
         }
         row += height;
@@ -81,6 +94,7 @@ unsafe fn multiply_columns<A: Arithmetic, const WIDTH: usize>(arithmetic: A, job
 unsafe fn multiply_tile<A: Arithmetic, const HEIGHT: usize, const WIDTH: usize>(
     arithmetic: A,
     job: &Product,
+    ahead: &mut Ahead,
     row: usize,
     column: usize,
 ) {
@@ -100,6 +114,11 @@ unsafe fn multiply_tile<A: Arithmetic, const HEIGHT: usize, const WIDTH: usize>(
             }
         }
         for step in 0..job.num_steps {
+            if step % STEPS_PER_ASK == 0 {
+                let whole = job.num_rows * job.num_steps;
+                let done = row * job.num_steps + (step + STEPS_PER_ASK).min(job.num_steps) * HEIGHT;
+                ahead.ask(arithmetic, job.asks.start * whole + job.asks.len() * done, 100 * whole);
+            }
             let mut lanes = [arithmetic.splat(0.0); WIDTH];
             for (v, lanes) in lanes.iter_mut().enumerate() {
                 *lanes = arithmetic.load(right.add(step * job.right_stride + v * A::LANES));

@@ -39,7 +39,7 @@ pub(crate) struct Softmax {
 #[inline(always)]
 pub(crate) unsafe fn soften<A: Arithmetic>(arithmetic: A, job: &Softmax, ahead: &mut Ahead) {
     for row in 0..job.num_rows {
-        ahead.ask(arithmetic, 45 * job.num_rows + 10 * row, 100 * job.num_rows);
+        ahead.ask(arithmetic, 60 * job.num_rows + 8 * row, 100 * job.num_rows);
         // SAFETY: the row exists.
         unsafe {
             let scores = job.scores.add(row * SPAN);

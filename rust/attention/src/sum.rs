@@ -106,8 +106,8 @@ unsafe fn sum_tile<A: Arithmetic, E: Element, const HEIGHT: usize, const CHUNKS:
             let position = step * A::VALUES;
             ahead.ask(
                 arithmetic,
-                55 * SPAN * job.head_dim
-                    + 45 * (column * SPAN + (position + A::VALUES) * A::LANES * A::VALUES * CHUNKS),
+                68 * SPAN * job.head_dim
+                    + 32 * (column * SPAN + (position + A::VALUES) * A::LANES * A::VALUES * CHUNKS),
                 100 * SPAN * job.head_dim,
             );
             for c in 0..CHUNKS {

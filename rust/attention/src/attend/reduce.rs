@@ -160,18 +160,22 @@ impl UnitRun<'_> {
         // SAFETY: the scratch memory has these rows, and the sizes of the geometry.
         unsafe {
             let scores = scratch.scores.floats().add(row * SPAN);
-            (self.kernels.multiply)(&Product {
-                left: scratch.queries.words().add(row * self.geometry.query_words),
-                left_stride: self.geometry.query_words,
-                right: scratch.keys.floats(),
-                right_stride: SPAN,
-                sums: scores,
-                sums_stride: SPAN,
-                factors: std::ptr::null(),
-                num_rows,
-                num_steps: self.geometry.key_steps(&self.kernels),
-                num_columns: SPAN,
-            });
+            (self.kernels.multiply)(
+                &Product {
+                    left: scratch.queries.words().add(row * self.geometry.query_words),
+                    left_stride: self.geometry.query_words,
+                    right: scratch.keys.floats(),
+                    right_stride: SPAN,
+                    sums: scores,
+                    sums_stride: SPAN,
+                    factors: std::ptr::null(),
+                    num_rows,
+                    num_steps: self.geometry.key_steps(&self.kernels),
+                    num_columns: SPAN,
+                    asks: 35..60,
+                },
+                &mut scratch.ahead,
+            );
             (self.kernels.soften)(
                 &Softmax {
                     scores,
@@ -287,18 +291,22 @@ impl UnitRun<'_> {
         let (row, num_rows) = (run.first_row, run.num_rows);
         // SAFETY: the scratch memory has these rows, and the sizes of the geometry.
         unsafe {
-            (self.kernels.multiply)(&Product {
-                left: scratch.weights.words().add(row * self.geometry.weight_words + steps.start),
-                left_stride: self.geometry.weight_words,
-                right,
-                right_stride: self.geometry.value_words,
-                sums: scratch.segment.sums.floats().add(row * self.geometry.sums_words),
-                sums_stride: self.geometry.sums_words,
-                factors: factors.add(row),
-                num_rows,
-                num_steps: steps.len(),
-                num_columns: self.geometry.head_dim_v,
-            });
+            (self.kernels.multiply)(
+                &Product {
+                    left: scratch.weights.words().add(row * self.geometry.weight_words + steps.start),
+                    left_stride: self.geometry.weight_words,
+                    right,
+                    right_stride: self.geometry.value_words,
+                    sums: scratch.segment.sums.floats().add(row * self.geometry.sums_words),
+                    sums_stride: self.geometry.sums_words,
+                    factors: factors.add(row),
+                    num_rows,
+                    num_steps: steps.len(),
+                    num_columns: self.geometry.head_dim_v,
+                    asks: 0..0,
+                },
+                &mut scratch.ahead,
+            );
         }
     }
 }
