@@ -102,6 +102,11 @@ class PagedToy:
         ]
         return np.array(sampled, np.int64)
 
+    def spoil(self, buffers: StepBuffers, first: int, end: int) -> None:
+        """Fills the slots of some of the step's tokens with anything, as what has failed may."""
+        for slots in np.atleast_2d(buffers.slot_mapping):
+            self.slots.reshape(-1)[slots[first:end]] = 1
+
     def sample(self, plan: Plan, buffers: StepBuffers, sample: int, child: int) -> int:
         starts = buffers.query_starts[: plan.num_batch_rows + 1]
         batch_row = int(np.searchsorted(starts, buffers.sample_indices[sample], side="right")) - 1
@@ -257,9 +262,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def discard(self) -> None:
         plan, buffers = self.plan()
         if plan is not None:
-            # What a step that failed has written is anything.
-            for slots in np.atleast_2d(buffers.slot_mapping):
-                self.toy.slots.reshape(-1)[slots[: plan.num_tokens]] = 1
+            self.toy.spoil(buffers, 0, plan.num_tokens)
             self.scheduler.discard(plan)
 
     @rule(number=st.integers(0, 30))
@@ -331,6 +334,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             elif trouble == "wrong order":
                 with pytest.raises(StepError):
                     self.scheduler.apply(plan, np.append(sampled, 0), outcomes)
+        for row in failed_rows:
+            self.toy.spoil(buffers, *buffers.query_starts[row : row + 2].tolist())
         ended = self.scheduler.apply(plan, sampled, outcomes, np.array(failed_rows, np.int32))
         reasons = [FinishReason(reason) for reason in buffers.finish_reasons[: plan.num_samples]]
         for (request, child), token, reason in zip(owners, sampled.tolist(), reasons, strict=True):
@@ -406,7 +411,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 
 TestSchedulerMachine = SchedulerMachine.TestCase
-TestSchedulerMachine.settings = settings(max_examples=500, stateful_step_count=30, deadline=None)
+TestSchedulerMachine.settings = settings(max_examples=1_000, stateful_step_count=30, deadline=None)
 
 
 @pytest.mark.long

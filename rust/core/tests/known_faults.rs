@@ -94,6 +94,27 @@ fn a_window_reads_its_positions_and_holds_their_blocks_at_every_length() {
 }
 
 #[test]
+fn what_a_failed_row_or_a_discarded_step_should_have_computed_is_never_found() {
+    for discards in [false, true] {
+        let mut engine = Engine::new(config(40, 4));
+        let tokens = prompt(0, 18);
+        let first = engine.submit(&tokens, 1, 1);
+        let plan = engine.plan().unwrap();
+        if discards {
+            engine.scheduler.discard(plan.id).unwrap();
+            engine.scheduler.abort(first);
+        } else {
+            engine.apply(plan, &[0], &[Outcome::Ok], &[0]);
+        }
+        engine.scheduler.take_ended();
+        let second = engine.submit(&tokens, 1, 1);
+        engine.run();
+        assert_eq!(engine.ended.last().map(|ended| ended.cached_tokens), Some(0));
+        assert_output(&engine, second.get(), &tokens, 1);
+    }
+}
+
+#[test]
 fn a_late_abort_never_reaches_a_later_request() {
     let mut engine = Engine::new(config(40, 4));
     let tokens = prompt(0, 9);

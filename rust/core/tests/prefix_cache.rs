@@ -59,10 +59,11 @@ fn a_block_that_is_given_back_and_folded_onto_at_once_is_not_evicted() {
     drop(first);
     let mut cursor = cache.root();
     assert!(cache.publish(std::slice::from_mut(&mut twin), &mut cursor, scope, &tokens, 4));
-    assert_eq!(twin.blocks(), [block]);
+    assert_eq!((twin.blocks(), cache.available()), ([block].as_slice(), 2));
     let mut greedy = BlockTable::new(cache.pool());
     let error = cache.extend(&mut greedy, 3).unwrap_err();
     assert_eq!(error, Error::OutOfBlocks { needed: 3, available: 2 });
+    assert_eq!(cache.probe(scope, &tokens, 1).hits, 1);
     cache.check().unwrap();
 }
 
