@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from numpy.typing import NDArray
 
 from pykv.errors import QueueFullError, StepError
@@ -149,7 +149,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         groups=st.sampled_from([(None,), (None,), (9,), (None, 5), (4, None, 11)]),
         spare=st.integers(0, 6),
         budget=st.integers(6, 40),
-        num_host_blocks=st.sampled_from([0, 4, 20]),
+        num_host_blocks=st.sampled_from([0, 6, 40]),
         num_lookahead_tokens=st.sampled_from([0, 3]),
         options=st.fixed_dictionaries(
             {
@@ -201,12 +201,13 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(
         seed=st.integers(0, 2),
         length=st.integers(1, 30),
-        max_tokens=st.integers(1, 12),
+        max_tokens=st.integers(1, 24),
         num_samples=st.sampled_from([1, 1, 2, 3]),
         scope=st.sampled_from([b"", b"other"]),
         priority=st.integers(0, 2),
-        patience=st.sampled_from([None, None, 0.5, 3.0]),
+        patience=st.sampled_from([None, None, 0.0, 1.5]),
         reuse_cached=st.sampled_from([True, True, False]),
+        copies=st.integers(1, 3),
     )
     def submit(
         self,
@@ -218,31 +219,35 @@ class SchedulerMachine(RuleBasedStateMachine):
         priority: int,
         patience: float | None,
         reuse_cached: bool,
+        copies: int,
     ) -> None:
         prompt = tuple(
             (place * 7 + seed * place // 9) % VOCABULARY for place in range(min(length, self.cap - 1))
         )
-        before = self.counts()
-        try:
-            request = self.scheduler.submit(
-                prompt,
-                max_tokens=max_tokens,
-                num_samples=num_samples,
-                scope=scope,
-                tenant=scope,
-                priority=priority,
-                deadline=None if patience is None else self.now + patience,
-                reuse_cached=reuse_cached,
-            )
-        except QueueFullError:
-            assert self.counts() == before, "a refused call changes nothing"
-            return
-        assert request not in self.submitted
-        self.submitted[request] = Submitted(prompt, max_tokens, num_samples, scope)
+        for _ in range(copies):
+            before = self.counts()
+            try:
+                request = self.scheduler.submit(
+                    prompt,
+                    max_tokens=max_tokens,
+                    num_samples=num_samples,
+                    scope=scope,
+                    tenant=scope,
+                    priority=priority,
+                    deadline=None if patience is None else self.now + patience,
+                    reuse_cached=reuse_cached,
+                )
+            except QueueFullError:
+                assert self.counts() == before, "a refused call changes nothing"
+                return
+            assert request not in self.submitted
+            self.submitted[request] = Submitted(prompt, max_tokens, num_samples, scope)
 
-    @rule(count=st.integers(1, 4))
-    def steps(self, count: int) -> None:
+    @rule(count=st.integers(1, 8), num_drafts=st.integers(0, 3), num_right=st.integers(0, 3))
+    def steps(self, count: int, num_drafts: int, num_right: int) -> None:
         for _ in range(count):
+            if self.config.num_lookahead_tokens > 0:
+                self.propose(num_drafts, num_right)
             self.step(())
 
     @rule(
@@ -277,20 +282,17 @@ class SchedulerMachine(RuleBasedStateMachine):
         stats = self.scheduler.stats()
         assert stats.blocks_cached == 0
 
-    @rule(seconds=st.sampled_from([0.25, 1.0]))
+    @rule(seconds=st.sampled_from([1.0, 2.0]))
     def time_passes(self, seconds: float) -> None:
         self.now += seconds
 
-    @precondition(lambda self: self.config.num_lookahead_tokens > 0)
-    @rule(counts=st.lists(st.integers(0, 3), max_size=6), right=st.integers(0, 3))
-    def propose(self, counts: list[int], right: int) -> None:
-        """Drafts for the first rows: right ones, then wrong ones."""
+    def propose(self, count: int, num_right: int) -> None:
+        """Drafts for every row, that of an ended sequence included: right ones, then wrong ones."""
         rows, starts, tokens = [], [0], []
-        for row, count in zip(sorted(self.rows), counts, strict=False):
-            request, child = self.rows[row]
+        for row, (request, child) in self.rows.items():
             known = self.submitted[request].known(child)
             goes_on = continuation(self.config.groups, known, child, count)
-            tokens += goes_on[:right] + [(token + 1) % VOCABULARY for token in goes_on[right:]]
+            tokens += goes_on[:num_right] + [(token + 1) % VOCABULARY for token in goes_on[num_right:]]
             rows.append(row)
             starts.append(len(tokens))
         self.scheduler.propose(
@@ -321,12 +323,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         outcomes = np.full(plan.num_samples, OUTCOME_OK, np.uint8)
         failed_rows: list[int] = []
         for trouble, number in troubles:
-            if trouble == "stop" and number < plan.num_samples:
-                outcomes[number] = OUTCOME_STOP
-            elif trouble == "failed sample" and number < plan.num_samples:
-                outcomes[number] = OUTCOME_FAILED
-            elif trouble == "failed row" and number < plan.num_batch_rows:
-                failed_rows.append(number)
+            if trouble == "stop" and plan.num_samples > 0:
+                outcomes[number % plan.num_samples] = OUTCOME_STOP
+            elif trouble == "failed sample" and plan.num_samples > 0:
+                outcomes[number % plan.num_samples] = OUTCOME_FAILED
+            elif trouble == "failed row":
+                failed_rows.append(number % plan.num_batch_rows)
             elif trouble == "abort":
                 self.scheduler.abort(number)
             elif trouble == "reset":
@@ -411,7 +413,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 
 TestSchedulerMachine = SchedulerMachine.TestCase
-TestSchedulerMachine.settings = settings(max_examples=1_000, stateful_step_count=30, deadline=None)
+TestSchedulerMachine.settings = settings(max_examples=600, stateful_step_count=30, deadline=None)
 
 
 @pytest.mark.long
