@@ -17,7 +17,7 @@ export VIRTUAL_ENV := $(abspath $(VENV))
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup gateway soak demo serve test test-build test-rust test-loom test-python test-long lint stubs ci bench proto wheel clean fuzz toolchain
+.PHONY: help setup gateway soak demo serve test test-build test-rust test-loom test-python test-long lint stubs ci bench mutants proto wheel clean fuzz toolchain
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
 
@@ -93,6 +93,7 @@ test-python: setup
 
 test-long: setup gateway  ## The slow forms of the tests
 	PROPTEST_CASES=$(CASES) $(LIMIT) cargo test --workspace --release
+	$(BIN)/python .ci/mutants.py --often
 	$(PYTEST) -m long --timeout 1800
 
 soak: setup  ## Half an hour of clients that behave badly: make soak SECONDS=1800
@@ -100,6 +101,9 @@ soak: setup  ## Half an hour of clients that behave badly: make soak SECONDS=180
 
 fuzz: setup  ## Random operations for long: make fuzz CASES=1000000
 	PROPTEST_CASES=$(CASES) cargo test --package pykv-core --package pykv-attention --release
+
+mutants: setup  ## Plants bugs in a copy of the core, each of which a test must notice
+	$(BIN)/python .ci/mutants.py $(ARGS)
 
 lint: setup stubs  ## Formats and lints, checked and not changed
 	cargo fmt --all --check

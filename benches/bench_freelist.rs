@@ -1,13 +1,13 @@
 //! What does it cost to take blocks and to give them back, alone and with a second thread that does the same?
 //!
-//! The lock-free list stands beside a vector under a mutex and crossbeam's array queue, in turn in one run. A round takes
+//! The lock-free list stands beside a vector under a mutex and crossbeam's two queues, in turn in one run. A round takes
 //! `n` blocks and gives them back; the figure is the median over rounds of the time a block. Left out: what is done with
 //! the blocks. Run: `cargo run --release -p pykv-benches`; it prints one JSON object a line.
 
 use std::sync::Mutex;
 use std::time::Instant;
 
-use crossbeam_queue::ArrayQueue;
+use crossbeam_queue::{ArrayQueue, SegQueue};
 use pykv_core::BlockId;
 use pykv_core::freelist::{Chain, FreeList};
 
@@ -51,7 +51,7 @@ impl Blocks for Mutex<Vec<BlockId>> {
 }
 
 impl Blocks for ArrayQueue<BlockId> {
-    const NAME: &'static str = "crossbeam";
+    const NAME: &'static str = "crossbeam_array";
 
     fn take(&self, count: usize, held: &mut Vec<BlockId>) {
         held.extend((0..count).map_while(|_| self.pop()));
@@ -59,6 +59,18 @@ impl Blocks for ArrayQueue<BlockId> {
 
     fn give(&self, held: &mut Vec<BlockId>) {
         held.drain(..).for_each(|block| self.push(block).expect("the queue holds every block"));
+    }
+}
+
+impl Blocks for SegQueue<BlockId> {
+    const NAME: &'static str = "crossbeam_segments";
+
+    fn take(&self, count: usize, held: &mut Vec<BlockId>) {
+        held.extend((0..count).map_while(|_| self.pop()));
+    }
+
+    fn give(&self, held: &mut Vec<BlockId>) {
+        held.drain(..).for_each(|block| self.push(block));
     }
 }
 
@@ -102,6 +114,9 @@ fn main() {
             (1..NUM_BLOCKS as u32)
                 .for_each(|id| queue.push(BlockId::new(id)).expect("the queue holds every block"));
             report(&queue, count, threads);
+            let segments = SegQueue::new();
+            (1..NUM_BLOCKS as u32).for_each(|id| segments.push(BlockId::new(id)));
+            report(&segments, count, threads);
         }
     }
 }
