@@ -21,6 +21,7 @@ import sys
 import time
 from array import array
 from collections.abc import Callable
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -38,6 +39,8 @@ class Contender(Protocol):
 
     name: str
     evicts_one: bool
+
+    def __init__(self, num_blocks: int) -> None: ...
 
     def inserts(self, tokens: np.ndarray) -> Callable[[], object]:
         """Prepares a computed prompt; the call makes it findable."""
@@ -180,12 +183,12 @@ def load_sglang_tree() -> object:
     folders = package.submodule_search_locations if package else None
     if not folders:
         raise ImportError("sglang is not installed")
-    name = "sglang.srt.mem_cache.rust_tree_core.mem_cache"
-    spec = importlib.util.spec_from_file_location(
-        name, f"{folders[0]}/srt/mem_cache/rust_tree_core/mem_cache.cpython-311-x86_64-linux-gnu.so"
-    )
-    if spec is None or spec.loader is None:
+    files = list(Path(folders[0], "srt/mem_cache/rust_tree_core").glob("mem_cache.*.so"))
+    if not files:
         raise ImportError("this sglang has no compiled tree")
+    spec = importlib.util.spec_from_file_location("sglang.srt.mem_cache.rust_tree_core.mem_cache", files[0])
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{files[0].name} is no module of this Python")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -235,7 +238,7 @@ def measure(rounds: int) -> dict[tuple[str, str], list[float]]:
                     raise RuntimeError(f"{cache.name} found {found} of {depth} tokens")
                 seconds.setdefault((f"match_{depth}", cache.name), []).append(timed(call))
     fill = [tokens(PROMPT) for _ in range(rounds + 1)]
-    full = [cache for cache in contenders(len(fill) * BLOCKS) if cache.evicts_one]
+    full = [type(cache)(len(fill) * BLOCKS) for cache in caches if cache.evicts_one]
     for cache in full:
         for prompt in fill:
             cache.inserts(prompt)()

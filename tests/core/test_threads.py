@@ -127,7 +127,7 @@ def test_callbacks_errors_and_collections_meanwhile_end_in_no_deadlock(
     done = threading.Event()
 
     def submit() -> None:
-        for number in range(200):
+        for number in range(100):
             request = scheduler.submit([number % 5, 1, 2], max_tokens=3)
             if number % 4 == 0:
                 scheduler.abort(request)
@@ -139,18 +139,18 @@ def test_callbacks_errors_and_collections_meanwhile_end_in_no_deadlock(
             def __str__(self) -> str:
                 return str(scheduler.stats().num_requests)
 
-        for _ in range(200):
+        for _ in range(100):
             logging.getLogger("pykv.test").warning("%s live", Lazy())
             scheduler.check()
 
     def fail() -> None:
-        for _ in range(200):
+        for _ in range(100):
             with pytest.raises(InvalidRequestError) as caught:
                 scheduler.submit([])
             assert "prompt is empty" in str(caught.value)
 
     def drop() -> None:
-        for _ in range(30):
+        for _ in range(15):
             other = Scheduler(config)
             other.submit([1, 2, 3])
             # The collector frees it, in whatever thread it runs.
@@ -176,7 +176,7 @@ def test_callbacks_errors_and_collections_meanwhile_end_in_no_deadlock(
         stepper.join()
     stats = scheduler.stats()
     assert (stats.num_requests, stats.blocks_active) == (0, 0)
-    assert len(caplog.records) == 200
+    assert len(caplog.records) == 100
     scheduler.check()
 
 

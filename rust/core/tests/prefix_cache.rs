@@ -104,3 +104,31 @@ fn any_number_of_blocks_up_to_what_is_available_can_be_had_after_any_history() {
         cache.check().unwrap();
     }
 }
+
+#[test]
+fn a_check_sees_nothing_broken_while_other_threads_give_blocks_back() {
+    let mut cache = cache(65, u64::MAX);
+    let scope = cache.enter_scope(b"");
+    std::thread::scope(|threads| {
+        let droppers: Vec<_> = (0..3)
+            .map(|_| {
+                let (give, take) = std::sync::mpsc::channel::<BlockTable>();
+                threads.spawn(move || take.into_iter().for_each(drop));
+                give
+            })
+            .collect();
+        for round in 0..100_000u32 {
+            let tokens: Vec<TokenId> = (0..48).map(|place| (place + round % 3) / 4).collect();
+            let (mut tables, mut cursor) = cache.share(scope, &tokens, usize::MAX);
+            let missing = 12 - cursor.published;
+            // Too few are free while the others lag behind.
+            if cache.extend(&mut tables[0], missing).is_ok() {
+                cache.publish(&mut tables, &mut cursor, scope, &tokens, tokens.len());
+                droppers[round as usize % 3].send(tables.remove(0)).unwrap();
+            }
+            cache.check().unwrap();
+        }
+    });
+    assert_eq!(cache.counts().active, 0);
+    cache.check().unwrap();
+}

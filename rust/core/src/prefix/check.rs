@@ -3,14 +3,33 @@
 use super::PrefixCache;
 use super::tree::NodeId;
 use crate::error::{Error, Result};
+use crate::sync::spin;
 use crate::units::BlockId;
+
+/// Blocks that a check looks at before it believes that something is broken: far more than fit into the moment in which
+/// another thread has given a block back and has not said so yet.
+const MAX_VISITS: usize = 20_000_000;
 
 impl PrefixCache {
     /// Compares the tree, the eviction order and the pool with each other, block by block.
     ///
+    /// Other threads may give blocks back meanwhile: what is found broken is looked at again, until that cannot be why.
+    ///
     /// # Errors
     /// [`Error::Broken`] with the first invariant that does not hold.
     pub fn check(&mut self) -> Result<()> {
+        let mut looks = (MAX_VISITS / self.pool.num_blocks()).max(3);
+        loop {
+            let found = self.check_once();
+            looks -= 1;
+            if found.is_ok() || looks == 0 {
+                return found;
+            }
+            spin();
+        }
+    }
+
+    fn check_once(&mut self) -> Result<()> {
         self.adopt_returned();
         let (fast, slow) = (self.counts(), self.pool.count());
         if fast != slow {
