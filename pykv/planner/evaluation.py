@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from pykv.layout import KvLayout
 from pykv.planner.capacity import Mix, Pool, requests_of_mix, requests_that_fit
 from pykv.planner.checks import refused
-from pykv.planner.engine_storage import WINDOWS_GIVE_BACK
+from pykv.planner.engine_storage import PREFILL_TOKENS, EngineStorage
 from pykv.planner.footprint import Footprint, layer_groups
 from pykv.planner.lengths import LengthDistribution
 from pykv.planner.memory import GpuMemory, KvBudget, kv_budget
@@ -114,16 +114,24 @@ def _rank_footprint(options: PlanOptions, facts: ModelFacts) -> Footprint:
 
 
 def _stored_layout(options: PlanOptions, facts: ModelFacts) -> KvLayout:
-    return facts.engine_layout if _as_engine(options, facts) and facts.engine_layout else facts.layout
+    engine = _engine(options, facts)
+    return facts.layout if engine is None else engine.layout
 
 
-def _as_engine(options: PlanOptions, facts: ModelFacts) -> bool:
-    return options.storage == "engine" and facts.engine_layout is not None
+def _engine(options: PlanOptions, facts: ModelFacts) -> EngineStorage | None:
+    return facts.engine if options.storage == "engine" else None
 
 
 def _footprint(options: PlanOptions, facts: ModelFacts, layout: KvLayout, state_bytes: int) -> Footprint:
-    give_back = WINDOWS_GIVE_BACK or not _as_engine(options, facts)
-    return Footprint(layer_groups(layout, options.kv_format), options.block_size, give_back, state_bytes)
+    engine = _engine(options, facts)
+    return Footprint(
+        layer_groups(layout, options.kv_format),
+        options.block_size,
+        engine is None or engine.gives_back,
+        state_bytes,
+        num_tables=1 if engine is None else engine.num_tables,
+        prefill_tokens=0 if engine is None else PREFILL_TOKENS,
+    )
 
 
 def _budget(options: PlanOptions, facts: ModelFacts) -> KvBudget | None:
@@ -160,8 +168,9 @@ def _blocks(rank: Footprint, kv: int) -> tuple[int, int]:
 
 
 def _unit(rank: Footprint) -> int:
-    """All that is given is a multiple of a block, unless windows give back or states are kept."""
-    mixed = rank.state_bytes or (rank.windows_give_back and any(group.window for group in rank.groups))
+    """All that is given is a multiple of a block, unless states are kept, or windows where blocks are of all layers."""
+    windows = rank.windows_give_back and any(group.window for group in rank.groups)
+    mixed = rank.state_bytes or (windows and not rank.prefill_tokens)
     return 1 if mixed else max(1, rank.block_bytes)
 
 
@@ -178,7 +187,7 @@ def _requests(
 
     def fit(num_tokens: int) -> int:
         own = int(rank.own_bytes(np.array([num_tokens], np.int64), prefix)[0])
-        return requests_that_fit(pool, own, shared)
+        return requests_that_fit(_less(pool, rank.prefill_bytes(num_tokens)), own, shared)
 
     found, mix = {}, None
     if lengths is not None:
@@ -196,7 +205,13 @@ def _requests(
 
 def _mix(options: PlanOptions, rank: Footprint, pool: Pool, lengths: LengthDistribution, shared: int) -> Mix:
     own = rank.own_bytes(lengths.tokens, options.shared_prefix)
+    pool = _less(pool, rank.prefill_bytes(int(lengths.tokens[-1])))
     return requests_of_mix(pool, own, lengths.counts, options.risk, shared)
+
+
+def _less(pool: Pool, num_bytes: int) -> Pool:
+    """A pool of which so much more stays free while others run: for the prompt that is being computed."""
+    return replace(pool, untouched_bytes=pool.untouched_bytes + num_bytes)
 
 
 def _check_size(rank: Footprint, most_tokens: int) -> None:

@@ -90,12 +90,16 @@ class Footprint:
         block_size: tokens a block.
         windows_give_back: whether layers with a window keep the blocks of their window alone; else they keep all.
         state_bytes: of the layers that keep a state, for one sequence.
+        num_tables: block tables of a sequence: a block of the pool holds the layers of one of them.
+        prefill_tokens: tokens of a prompt that a step computes; 0: what windows hold more then is left out.
     """
 
     groups: tuple[LayerGroup, ...]
     block_size: int
     windows_give_back: bool
     state_bytes: int = 0
+    num_tables: int = 1
+    prefill_tokens: int = 0
 
     @property
     def bytes_per_token(self) -> int:
@@ -104,8 +108,21 @@ class Footprint:
 
     @property
     def block_bytes(self) -> int:
-        """Of one block in all layers."""
-        return self.block_size * self.bytes_per_token
+        """Of one block of the pool: of all layers, or of those that share a table."""
+        return self.block_size * self.bytes_per_token // self.num_tables
+
+    def prefill_bytes(self, num_tokens: int) -> int:
+        """What windows hold of a request, while its prompt is computed, more than later."""
+        blocks = -(-num_tokens // self.block_size)
+        extra = 0
+        for group in self.groups:
+            if self._gives_back(group) and self.prefill_tokens:
+                most = -(
+                    -((group.window or 1) - 1 + self.prefill_tokens + self.block_size - 1) // self.block_size
+                )
+                held = min(blocks, self._window_blocks(group))
+                extra += (min(blocks, most) - held) * self.block_size * group.stored_bytes_per_token
+        return extra
 
     def request_bytes(self, num_tokens: int) -> int:
         """Of one request that shares nothing."""

@@ -9,6 +9,7 @@ import numpy as np
 
 from pykv.errors import ConfigError
 from pykv.layout import KvLayer, KvLayout
+from pykv.planner.engine_storage import EngineStorage
 from pykv.planner.evaluation import Evaluation, evaluate, request_lengths
 from pykv.planner.formats import is_eight_bit, kv_format
 from pykv.planner.model_facts import ModelFacts
@@ -207,7 +208,7 @@ def _window(options: PlanOptions, facts: ModelFacts) -> Iterator[_Case]:
     if any(layer.window is not None for layer in facts.layout.layers):
         without = _with_layers(facts, lambda layer, _: replace(layer, window=None))
         formula = replace(options, storage="formula")
-        if options.storage == "formula" or facts.engine_layout is None:
+        if options.storage == "formula" or facts.engine is None or facts.engine.gives_back:
             yield _Case("window", "layers with a window keep their window alone", "in use", options, without)
         else:
             words = "an engine whose layers with a window give back what left it (storage=formula)"
@@ -222,7 +223,7 @@ def _window(options: PlanOptions, facts: ModelFacts) -> Iterator[_Case]:
 
 def _storage(options: PlanOptions, facts: ModelFacts) -> Iterator[_Case]:
     """Latent attention that pykv's pool stores expanded."""
-    if facts.engine_layout is None or not _is_latent(facts):
+    if facts.engine is None or not _is_latent(facts):
         return
     words = "an engine that stores one latent a token (storage=formula)"
     if options.storage == "engine":
@@ -245,8 +246,8 @@ def _with_layers(facts: ModelFacts, change: Callable[[KvLayer, int], KvLayer]) -
             layout, layers=tuple(change(layer, index) for index, layer in enumerate(layout.layers))
         )
 
-    engine = None if facts.engine_layout is None else changed(facts.engine_layout)
-    return replace(facts, layout=changed(facts.layout), engine_layout=engine)
+    engine = None if facts.engine is None else EngineStorage(changed(facts.engine.model_layout))
+    return replace(facts, layout=changed(facts.layout), engine=engine)
 
 
 PROPOSALS: tuple[Callable[[PlanOptions, ModelFacts], Iterator[_Case]], ...] = (

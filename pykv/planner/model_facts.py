@@ -13,7 +13,7 @@ from pykv.errors import ConfigError, ModelError, UnsupportedModelError
 from pykv.layout import KvLayer, KvLayout
 from pykv.models.kv_fields import NUM_HEADS, ConfigFields
 from pykv.planner.checks import refused
-from pykv.planner.engine_storage import stored_layout
+from pykv.planner.engine_storage import EngineStorage
 from pykv.planner.formats import WEIGHT_BITS, weights_dtype
 from pykv.planner.options import HandNumbers, PlanOptions
 from pykv.planner.parameters import Parameters, embedding_parameters, estimate_parameters
@@ -37,7 +37,7 @@ class ModelFacts:
     Attributes:
         name: for the report.
         layout: the layers that keep keys and values, at the least that they can take: latent attention as one latent.
-        engine_layout: what pykv's pool stores; None: pykv does not serve the model.
+        engine: how pykv's pool stores it; None: pykv does not serve the model.
         engine_refusal: why not.
         state: the layers that keep a state instead.
         num_heads: query heads; None: not known.
@@ -47,7 +47,7 @@ class ModelFacts:
 
     name: str
     layout: KvLayout
-    engine_layout: KvLayout | None
+    engine: EngineStorage | None
     engine_refusal: str = ""
     state: StateLayers = NO_STATE
     num_heads: int | None = None
@@ -81,12 +81,12 @@ def read_model(options: PlanOptions) -> ModelFacts:
         )
     source = _source(options.model)
     attention, state = split_layers(_text_part(source.config))
-    engine_layout, refusal = _engine_layout(source.config, state)
+    engine, refusal = _engine(source.config, state)
     fields = ConfigFields(source.config)
     return ModelFacts(
         name=source.name,
         layout=KvLayout.from_config(attention, storage="latent"),
-        engine_layout=engine_layout,
+        engine=engine,
         engine_refusal=refusal,
         state=state,
         num_heads=fields.count(*NUM_HEADS) if isinstance(fields.find(*NUM_HEADS), int) else None,
@@ -95,11 +95,11 @@ def read_model(options: PlanOptions) -> ModelFacts:
     )
 
 
-def _engine_layout(config: Mapping[str, Any], state: StateLayers) -> tuple[KvLayout | None, str]:
+def _engine(config: Mapping[str, Any], state: StateLayers) -> tuple[EngineStorage | None, str]:
     if state.num_layers:
         return None, f"{state.num_layers} layers keep a state"
     try:
-        return stored_layout(config), ""
+        return EngineStorage.of_config(config), ""
     except UnsupportedModelError as error:
         return None, str(error)
 
@@ -119,7 +119,7 @@ def _from_numbers(numbers: HandNumbers, options: PlanOptions) -> ModelFacts:
     return ModelFacts(
         name="by numbers",
         layout=layout,
-        engine_layout=layout if served else None,
+        engine=EngineStorage(layout) if served else None,
         engine_refusal="" if served else "latents and states are not stored as such",
         state=StateLayers(1, numbers.state_bytes) if numbers.state_bytes else NO_STATE,
         num_heads=numbers.num_heads,

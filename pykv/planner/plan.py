@@ -167,7 +167,7 @@ def plan_options(options: PlanOptions) -> KvPlan:
     curve = _curve(options, facts)
     return KvPlan(
         model=facts.name,
-        storage=options.storage if facts.engine_layout is not None else "formula",
+        storage=options.storage if facts.engine is not None else "formula",
         engine_refusal=facts.engine_refusal,
         kv_dtype=options.kv_format.name,
         block_size=options.block_size,
@@ -208,9 +208,9 @@ def plan_options(options: PlanOptions) -> KvPlan:
 
 
 def _engine_bytes_per_token(options: PlanOptions, facts: ModelFacts) -> int | None:
-    if facts.engine_layout is None:
+    if facts.engine is None:
         return None
-    return sum(group.stored_bytes_per_token for group in layer_groups(facts.engine_layout, options.kv_format))
+    return sum(group.stored_bytes_per_token for group in layer_groups(facts.engine.layout, options.kv_format))
 
 
 def _curve(options: PlanOptions, facts: ModelFacts) -> list[int]:

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pykv import BlockPool, OutOfBlocksError, Scheduler, SchedulerConfig, StepBuffers
+from pykv import BlockPool, KvLayout, OutOfBlocksError, Scheduler, SchedulerConfig, StepBuffers
+from pykv.layer_groups import LayerGroups
 from pykv.planner import plan
 from pykv.planner.lengths import read_context
 
@@ -115,7 +116,7 @@ def test_replicas_multiply_and_rows_hold_back() -> None:
 @pytest.mark.parametrize("kv_dtype", ["f32", "bf16", "int8", "fp8"])
 def test_pool_of_the_engine_has_the_promised_bytes(kv_dtype: str) -> None:
     pytest.importorskip("torch")
-    from pykv import KvLayout, KvPool
+    from pykv import KvPool
 
     configs: dict[str, dict[str, Any]] = {
         "llama": {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8},
@@ -133,9 +134,11 @@ def test_pool_of_the_engine_has_the_promised_bytes(kv_dtype: str) -> None:
     for family, config in configs.items():
         config = config | {"model_type": family}
         found = plan(config, num_blocks=9, context=5, kv_dtype=kv_dtype)
-        pool = KvPool(KvLayout.from_config(config), 9, 16, kv_dtype)
+        layout = KvLayout.from_config(config)
+        groups = LayerGroups.of(layout)
+        pool = KvPool(layout, 9, 16, kv_dtype, groups=groups)
         assert pool.nbytes == 9 * found.rank_block_bytes, family
-        assert found.engine_kv_bytes_per_token == pool.nbytes // 9 // 16, family
+        assert found.engine_kv_bytes_per_token == len(groups.windows) * pool.nbytes // 9 // 16, family
 
 
 def test_formula_storage_is_what_the_scheduler_holds_with_layer_groups() -> None:
@@ -160,6 +163,42 @@ def test_formula_storage_is_what_the_scheduler_holds_with_layer_groups() -> None
         == promised_blocks
         == -(-length // block_size) + -(-(window - 1) // block_size) + 1
     )
+
+
+@pytest.mark.parametrize("config", [{"num_hidden_layers": 4}, {"num_hidden_layers": 7, "layer_types": None}])
+def test_scheduler_admits_exactly_what_is_promised_for_windows(config: dict[str, Any]) -> None:
+    """Prompts of a length, one after another, each until it decodes; then one more finds no room."""
+    layers = config["num_hidden_layers"]
+    kinds = ["sliding_attention", "full_attention"] * layers
+    model = {
+        "model_type": "gpt_oss",
+        "num_hidden_layers": layers,
+        "num_attention_heads": 4,
+        "head_dim": 8,
+        "sliding_window": 40,
+        "layer_types": kinds[:layers],
+    }
+    length, num_blocks = 3000, 3000
+    found = plan(model, num_blocks=num_blocks, context=length)
+    groups = LayerGroups.of(KvLayout.from_config(model)).windows
+    scheduler_config = SchedulerConfig(
+        num_blocks=num_blocks, groups=groups, max_model_len=length, watermark=0.0, admission="watermark"
+    )
+    scheduler, step = Scheduler(scheduler_config), StepBuffers(scheduler_config)
+    assert found.requests is not None
+    promised = found.requests["p50"]
+    for request in range(promised + 1):
+        prompt = np.full(length - 40, request, np.int32)
+        scheduler.submit(prompt, max_tokens=39)
+        for _ in range(2):
+            planned = scheduler.plan(step)
+            assert planned is not None
+            scheduler.apply(
+                planned, np.zeros(planned.num_samples, np.int64), np.zeros(planned.num_samples, np.uint8)
+            )
+        stats = scheduler.stats()
+        assert (stats.num_running, stats.num_waiting) == (min(request + 1, promised), request == promised)
+        assert stats.preemptions == 0
 
 
 def test_memory_gives_the_engine_as_many_blocks_as_planned() -> None:

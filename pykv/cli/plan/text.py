@@ -248,12 +248,7 @@ def _of_storage(plan: KvPlan) -> Iterator[str]:
         plan.kv_bytes_per_token + plan.kv_scale_bytes_per_token,
     )
     if stored > least:
-        yield f"pykv's pool stores {stored:,} B a token, {stored / least:.1f} × the formula; what fits counts that."
-    elif any(group.window is not None for group in plan.groups):
-        yield (
-            "pykv's pool keeps every token in layers with a window too; what fits counts that. "
-            "--storage formula is for engines that give back."
-        )
+        yield f"pykv's pool stores {stored:,} B a token, {stored / least:.3g} × the formula; what fits counts that."
 
 
 def _capital(text: str) -> str:

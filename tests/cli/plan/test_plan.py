@@ -80,7 +80,6 @@ def test_tables_say_both_units_the_limit_and_the_levers(capsys: pytest.CaptureFi
 def test_figures_that_are_not_pykvs_own_say_so(capsys: pytest.CaptureFixture[str]) -> None:
     assert "4,997,120 B a token, 71.1 × the formula" in run("deepseek-v3", capsys)[1]
     assert "does not serve this model" in run("AI21-Jamba-Mini-1.5", capsys)[1]
-    assert "keeps every token in layers with a window" in run("gpt-oss-20b", capsys)[1]
 
 
 @pytest.mark.parametrize("ending", ["svg", "png"])
