@@ -48,7 +48,7 @@ pub(super) struct EvictedKeys {
 impl EvictedKeys {
     /// A memory of as many keys as the pool has blocks, up to [`MAX_KEYS`].
     pub(super) fn new(num_blocks: usize) -> Self {
-        let num_keys = num_blocks.next_power_of_two().clamp(64, MAX_KEYS);
+        let num_keys = (num_blocks / 2).next_power_of_two().clamp(64, MAX_KEYS);
         Self { tags: vec![[0; WAYS]; num_keys / WAYS], forgotten: 0 }
     }
 
