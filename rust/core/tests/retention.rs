@@ -284,6 +284,21 @@ fn sessions_are_forgotten_with_their_last_block() {
 }
 
 #[test]
+fn of_many_conversations_of_one_session_the_last_32_count() {
+    let mut engine = engine(40);
+    for first in 0..40 {
+        run(&mut engine, &prompt(100 * first, 1), session(b"a"));
+    }
+    run(&mut engine, &prompt(100 * 9, 1), session(b"a"));
+    run(&mut engine, &prompt(9000, 8), session(b"b"));
+    let left: Vec<usize> = (0..40).map(|first| cached(&mut engine, &prompt(100 * first, 1))).collect();
+    assert_eq!((left[..8].iter().sum::<usize>(), left[8..].iter().sum()), (0, 32));
+    assert!(engine.scheduler.end_session(b"", b"a"));
+    run(&mut engine, &prompt(8000, 12), session(b"b"));
+    assert_eq!(cached(&mut engine, &prompt(9000, 8)), 8);
+}
+
+#[test]
 fn what_was_hit_stays_over_a_scan_under_segmented_lru_and_not_under_lru() {
     for (name, left) in [("lru", 0), ("segmented_lru", 3)] {
         let eviction = eviction_policy(name).unwrap();

@@ -46,7 +46,8 @@ impl Lanes {
     /// No set yet, for the blocks of a pool.
     pub(crate) fn new(num_blocks: usize) -> Self {
         let num_blocks = num_blocks as u32;
-        let links = (0..num_blocks).map(Links::alone).collect();
+        let mut links = Vec::with_capacity(num_blocks as usize + LANES);
+        links.extend((0..num_blocks).map(Links::alone));
         Self { links, num_blocks, sets: Vec::new(), lane_lens: Vec::new() }
     }
 

@@ -38,7 +38,8 @@ const WAYS: usize = 4;
 /// Keys that are remembered at the most, in 4 bytes each.
 const MAX_KEYS: usize = 1 << 16;
 
-/// What was evicted, as far as it is remembered: the last keys of each bucket, by 48 bits or more of their fingerprints.
+/// What was evicted, as far as it is remembered: the last keys of each bucket, by 31 bits of their hashes: of
+/// those that were never there one in some ten thousand is taken for evicted.
 #[derive(Debug)]
 pub(super) struct EvictedKeys {
     tags: Vec<[u32; WAYS]>,
@@ -46,9 +47,9 @@ pub(super) struct EvictedKeys {
 }
 
 impl EvictedKeys {
-    /// A memory of as many keys as the pool has blocks, up to [`MAX_KEYS`].
+    /// A memory of half as many keys as the pool has blocks or fewer, up to [`MAX_KEYS`].
     pub(super) fn new(num_blocks: usize) -> Self {
-        let num_keys = num_blocks.next_power_of_two().clamp(64, MAX_KEYS);
+        let num_keys = (num_blocks / 4).next_power_of_two().clamp(64, MAX_KEYS);
         Self { tags: vec![[0; WAYS]; num_keys / WAYS], forgotten: 0 }
     }
 
@@ -79,7 +80,8 @@ impl EvictedKeys {
     }
 
     fn place(&self, key: Fingerprint) -> (usize, u32) {
-        (key.get() as usize % self.tags.len(), (key.get() >> 32) as u32 | 1)
+        let len = self.tags.len() as u32;
+        ((key.get() % len) as usize, key.get() / len + 1)
     }
 }
 
@@ -87,7 +89,7 @@ impl EvictedKeys {
 #[derive(Debug, Default)]
 pub(super) struct AllScopes {
     by_node: Vec<Fingerprint>,
-    counts: HashMap<u64, usize>,
+    counts: HashMap<u32, usize>,
 }
 
 /// The fingerprint above every first block, whatever its scope.

@@ -413,4 +413,6 @@ impl PrefixCache {
 }
 
 #[cfg(all(test, not(loom)))]
+mod session_tests;
+#[cfg(all(test, not(loom)))]
 mod tests;

@@ -36,30 +36,36 @@ pub(crate) struct Key<'a> {
 
 /// A hash over a block's scope and all tokens up to its end: one block of a kind has one, whatever its node's number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Fingerprint(u64);
+pub(crate) struct Fingerprint(u32);
 
 impl Fingerprint {
     /// What first blocks are chained to.
     pub(crate) const fn of_root(seed: u64) -> Self {
-        Self(seed)
+        Self((seed >> 33) as u32)
     }
 
-    pub(crate) const fn get(self) -> u64 {
+    /// 31 bits.
+    pub(crate) const fn get(self) -> u32 {
         self.0
     }
 }
 
+const COMPUTED: u32 = 1 << 31;
+
 #[derive(Clone, Copy, Debug)]
 struct Node {
-    fingerprint: Fingerprint,
+    /// The fingerprint, and whether the content was computed by a step that was applied.
+    fingerprint: u32,
     parent: NodeId,
     scope: ScopeId,
     /// `VACANT` for a number that waits to be used again.
     num_children: u32,
-    /// How often a hit has found it, up to 255.
-    hits: u8,
-    /// Whether its content was computed by a step that was applied.
-    is_computed: bool,
+}
+
+impl Node {
+    fn fingerprint(&self) -> Fingerprint {
+        Fingerprint(self.fingerprint & !COMPUTED)
+    }
 }
 
 const VACANT: u32 = u32::MAX;
@@ -78,6 +84,8 @@ pub(crate) struct Tree {
     blocks: Vec<BlockId>,
     tokens: Vec<TokenId>,
     vacant: Vec<NodeId>,
+    /// How often hits have found each node, up to 255; as long as a policy looks at it.
+    hits: Vec<u8>,
     seed: u64,
     hash_mask: u64,
 }
@@ -96,12 +104,10 @@ impl Tree {
         hash_mask: u64,
     ) -> Self {
         let root = Node {
-            fingerprint: Fingerprint::of_root(seed),
+            fingerprint: Fingerprint::of_root(seed).get(),
             parent: NodeId::ROOT,
             scope: ScopeId::default(),
             num_children: 0,
-            hits: 0,
-            is_computed: false,
         };
         let expected = num_blocks.div_ceil(num_groups);
         let mut tree = Self {
@@ -113,6 +119,7 @@ impl Tree {
             blocks: Vec::with_capacity((expected + 1) * num_groups),
             tokens: Vec::with_capacity((expected + 1) * key_size.tokens()),
             vacant: Vec::new(),
+            hits: Vec::new(),
             seed,
             hash_mask,
         };
@@ -152,31 +159,36 @@ impl Tree {
     }
 
     pub(crate) fn hits(&self, node: NodeId) -> u8 {
-        self.nodes[node.index()].hits
+        self.hits.get(node.index()).copied().unwrap_or(0)
     }
 
     /// Counts that a hit has found a node.
     pub(crate) fn count_hit(&mut self, node: NodeId) {
-        let hits = &mut self.nodes[node.index()].hits;
+        if node.index() >= self.hits.len() {
+            self.hits.resize(node.index() + 1, 0);
+        }
+        let hits = &mut self.hits[node.index()];
         *hits = hits.saturating_add(1);
     }
 
     pub(crate) fn is_computed(&self, node: NodeId) -> bool {
-        self.nodes[node.index()].is_computed
+        self.nodes[node.index()].fingerprint & COMPUTED != 0
     }
 
     /// Notes that a node's content was computed. Returns whether that is new.
     pub(crate) fn set_computed(&mut self, node: NodeId) -> bool {
-        !std::mem::replace(&mut self.nodes[node.index()].is_computed, true)
+        let is_new = !self.is_computed(node);
+        self.nodes[node.index()].fingerprint |= COMPUTED;
+        is_new
     }
 
     pub(crate) fn fingerprint(&self, node: NodeId) -> Fingerprint {
-        self.nodes[node.index()].fingerprint
+        self.nodes[node.index()].fingerprint()
     }
 
     /// The fingerprint of what is looked for.
     pub(crate) fn fingerprint_of(&self, key: Key<'_>) -> Fingerprint {
-        self.fingerprint_below(self.nodes[key.parent.index()].fingerprint, key.binding, key.tokens)
+        self.fingerprint_below(self.nodes[key.parent.index()].fingerprint(), key.binding, key.tokens)
     }
 
     /// The fingerprint of a block below one that need not be there.
@@ -205,10 +217,13 @@ impl Tree {
             return None;
         }
         let (parent, scope) = (key.parent, key.scope);
-        let node = Node { fingerprint, parent, scope, num_children: 0, hits: 0, is_computed: false };
+        let node = Node { fingerprint: fingerprint.get(), parent, scope, num_children: 0 };
         let id = match self.vacant.pop() {
             Some(id) => {
                 self.nodes[id.index()] = node;
+                if let Some(hits) = self.hits.get_mut(id.index()) {
+                    *hits = 0;
+                }
                 id
             }
             None => self.grow(node),
@@ -218,15 +233,15 @@ impl Tree {
         self.tokens[start..start + content.len()].copy_from_slice(content);
         self.nodes[key.parent.index()].num_children += 1;
         let (nodes, mask) = (&self.nodes, self.hash_mask);
-        let hash = |node: &NodeId| spread(nodes[node.index()].fingerprint.0 & mask);
-        self.children.insert_unique(spread(fingerprint.0 & mask), id, hash);
+        let hash = |node: &NodeId| spread(u64::from(nodes[node.index()].fingerprint().0) & mask);
+        self.children.insert_unique(spread(u64::from(fingerprint.0) & mask), id, hash);
         Some(id)
     }
 
     /// Takes a leaf without blocks out.
     pub(crate) fn remove(&mut self, id: NodeId) {
         let node = self.nodes[id.index()];
-        if let Ok(entry) = self.children.find_entry(self.spread(node.fingerprint), |&other| other == id) {
+        if let Ok(entry) = self.children.find_entry(self.spread(node.fingerprint()), |&other| other == id) {
             entry.remove();
         }
         self.nodes[id.index()].num_children = VACANT;
@@ -258,13 +273,14 @@ impl Tree {
     }
 
     fn spread(&self, fingerprint: Fingerprint) -> u64 {
-        spread(fingerprint.0 & self.hash_mask)
+        spread(u64::from(fingerprint.0) & self.hash_mask)
     }
 }
 
 fn chain(parent: Fingerprint, binding: u64, seed: u64, tokens: &[TokenId]) -> Fingerprint {
     let own = xxh3_64_with_seed(bytemuck::cast_slice(tokens), seed ^ binding);
-    Fingerprint((parent.0.rotate_left(23) ^ own).wrapping_mul(0x9e37_79b9_7f4a_7c15))
+    let mixed = u64::from(parent.0).wrapping_mul(0xbf58_476d_1ce4_e5b9) ^ own;
+    Fingerprint((mixed.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 33) as u32)
 }
 
 /// A table that has room for so many nodes, in memory that was used once: later insertions meet no page fault.
