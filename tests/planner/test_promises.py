@@ -178,18 +178,25 @@ def test_scheduler_admits_exactly_what_is_promised_for_windows(config: dict[str,
         "sliding_window": 40,
         "layer_types": kinds[:layers],
     }
-    length, num_blocks = 3000, 3000
-    found = plan(model, num_blocks=num_blocks, context=length)
+    block_size, num_blocks = 64, 800
+    length = 46 * block_size
+    found = plan(model, num_blocks=num_blocks, block_size=block_size, context=length)
     groups = LayerGroups.of(KvLayout.from_config(model)).windows
     scheduler_config = SchedulerConfig(
-        num_blocks=num_blocks, groups=groups, max_model_len=length, watermark=0.0, admission="watermark"
+        num_blocks=num_blocks,
+        block_size=block_size,
+        groups=groups,
+        max_model_len=length,
+        watermark=0.0,
+        admission="watermark",
     )
     scheduler, step = Scheduler(scheduler_config), StepBuffers(scheduler_config)
     assert found.requests is not None
     promised = found.requests["p50"]
     for request in range(promised + 1):
-        prompt = np.full(length - 40, request, np.int32)
-        scheduler.submit(prompt, max_tokens=39)
+        # The prompt reaches into the last block already, and 60 steps pass before the first one ends.
+        prompt = np.full(length - 60, request, np.int32)
+        scheduler.submit(prompt, max_tokens=60)
         for _ in range(2):
             planned = scheduler.plan(step)
             assert planned is not None
