@@ -105,8 +105,7 @@ fn bytes_per_request(len: usize, block_size: usize) -> f64 {
 fn blocks_and_requests_take_no_more_memory_than_is_promised() {
     for block_size in [1, 16, 64] {
         let taken = bytes_per_block(block_size);
-        // The aim is 64: the fingerprints of nodes, and of what was evicted, take more.
-        report("block", block_size, taken, 92.0 + 4.0 * block_size as f64);
+        report("block", block_size, taken, 64.0 + 4.0 * block_size as f64);
     }
     for len in [100, 1_000, 10_000] {
         // Those that it has and those that it may still get.
