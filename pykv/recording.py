@@ -48,10 +48,11 @@ class Recording:
 
     def __init__(self, native: _core.Scheduler, path: str | os.PathLike[str]) -> None:
         self._native = native
-        self._file = Path(path).open("wb")  # noqa: SIM115  (closed by close)
+        self._file = Path(path).open("ab")  # noqa: SIM115  (closed by close)
         if not native.start_recording():
             self._file.close()
             raise RecordingError("the scheduler was used already: a recording starts before the first call")
+        self._file.truncate(0)
 
     def write_pending(self, at_least: int = _CHUNK_BYTES) -> None:
         """Writes what was recorded since the last time, if it is at least so many bytes."""

@@ -75,3 +75,17 @@ def test_a_recording_must_see_every_call(tmp_path: Path) -> None:
     scheduler.submit([1])
     with pytest.raises(RecordingError, match="before the first call"):
         scheduler.record(tmp_path / "run.pykv")
+
+
+def test_a_refused_recording_leaves_the_file_as_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "run.pykv"
+    scheduler = Scheduler(SchedulerConfig(num_blocks=64))
+    with scheduler.record(path):
+        scheduler.submit([7, 8, 9], max_tokens=2)
+    before = path.read_bytes()
+    with pytest.raises(RecordingError, match="used already"):
+        scheduler.record(path)
+    assert path.read_bytes() == before
+    with Scheduler(SchedulerConfig(num_blocks=64)).record(path):
+        pass
+    assert replay_recording(path).num_calls == 0

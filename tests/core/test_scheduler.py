@@ -442,3 +442,19 @@ def test_an_array_of_the_wrong_dtype_is_refused_by_name(changes: dict[str, objec
     with pytest.raises(StepError, match=message):
         scheduler.apply(plan, **(arrays | changes))  # type: ignore[arg-type]
     apply_all(scheduler, plan)
+
+
+def test_a_plan_of_another_scheduler_is_refused() -> None:
+    plans = []
+    schedulers = [Scheduler(small_config()), Scheduler(small_config())]
+    for scheduler in schedulers:
+        scheduler.submit([1, 2, 3], max_tokens=2)
+        plan = scheduler.plan(StepBuffers(scheduler.config))
+        assert plan is not None
+        plans.append(plan)
+    with pytest.raises(StepError, match="not in flight"):
+        apply_all(schedulers[1], plans[0])
+    with pytest.raises(StepError, match="not in flight"):
+        schedulers[1].discard(plans[0])
+    for scheduler, plan in zip(schedulers, plans, strict=True):
+        assert apply_all(scheduler, plan) == []

@@ -126,3 +126,32 @@ fn groups_that_are_none_or_empty_are_refused() {
         assert!(error.to_string().starts_with("groups is "), "{error}");
     }
 }
+
+#[test]
+fn a_long_prompt_whose_beginning_is_cached_runs_in_a_pool_that_it_fills() {
+    for (groups, num_blocks) in
+        [(vec![window(8)], 21), (vec![FULL, window(40)], 60), (vec![FULL, window(9), FULL], 90)]
+    {
+        let config =
+            SchedulerConfig { max_chunk_tokens: 7, max_model_len: 400, ..config(num_blocks, &groups) };
+        let cap = config.cap();
+        for cached in [10, cap / 3, cap - 9] {
+            let mut engine = Engine::new(config.clone());
+            run(&mut engine, &prompt(0, cached), 1);
+            run(&mut engine, &prompt(0, cap - 4), 3);
+        }
+    }
+}
+
+#[test]
+fn who_waits_starts_when_windows_give_back_and_not_only_when_somebody_ends() {
+    let config =
+        SchedulerConfig { max_num_batched_tokens: 64, max_model_len: 400, ..config(21, &[window(8)]) };
+    let mut engine = Engine::new(config);
+    engine.submit(&prompt(0, 60), 300, 1);
+    engine.submit(&prompt(1, 32), 300, 1);
+    for _ in 0..6 {
+        engine.step();
+    }
+    assert_eq!(engine.scheduler.stats().num_running, 2);
+}

@@ -374,3 +374,18 @@ fn the_second_buffer_gets_every_change_that_the_first_one_saw() {
     engine.run();
     assert_eq!(engine.ended.len(), 4);
 }
+
+#[test]
+fn after_a_reset_a_strangers_failure_harms_nobody() {
+    let mut engine = Engine::new(config(64, 4));
+    engine.submit(&prompt(0, 9), 8, 1);
+    engine.step();
+    engine.scheduler.reset_prefix_cache();
+    let stranger = engine.submit(&prompt(7, 9), 8, 1);
+    let plan = engine.plan().unwrap();
+    let tokens = engine.compute(plan);
+    engine.apply(plan, &tokens, &vec![Outcome::Ok; tokens.len()], &[1]);
+    assert_eq!(engine.ended.iter().map(|summary| summary.request).collect::<Vec<_>>(), [stranger]);
+    assert_eq!(engine.scheduler.stats().preemptions, 0);
+    engine.run();
+}

@@ -11,6 +11,8 @@ use pykv_core::scheduler::{
     Sampled, SchedulerStats as CoreStats, Submission,
 };
 use pykv_core::{BlockSize, Error, LayerGroup, RequestId, SchedulerConfig, TokenId};
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use pyo3::buffer::{PyBuffer, ReadOnlyCell};
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
@@ -35,6 +37,8 @@ struct Plan {
     num_swap_ins: usize,
     num_copies: usize,
     num_placed: usize,
+    /// The scheduler that planned it.
+    scheduler: u64,
     buffers: Py<StepBuffers>,
 }
 
@@ -147,6 +151,16 @@ fn max_seq_len(
 #[pyclass(frozen, module = "pykv._core")]
 struct Scheduler {
     inner: Guarded<Inner>,
+    number: u64,
+}
+
+/// Numbers schedulers, so that a plan of one is not taken for another's.
+static NEXT_SCHEDULER: AtomicU64 = AtomicU64::new(0);
+
+impl Scheduler {
+    fn check_own(&self, plan: &Plan) -> pykv_core::Result<()> {
+        if plan.scheduler == self.number { Ok(()) } else { Err(Error::NotInFlight { plan: plan.id }) }
+    }
 }
 
 #[pymethods]
@@ -214,7 +228,8 @@ impl Scheduler {
             hash_mask: u64::MAX,
         };
         let core = RecordedScheduler::new(config).map_err(|error| exception(&error))?;
-        Ok(Self { inner: Guarded::new(Inner { core, scratch: Scratch::default() }) })
+        let number = NEXT_SCHEDULER.fetch_add(1, Ordering::Relaxed);
+        Ok(Self { inner: Guarded::new(Inner { core, scratch: Scratch::default() }), number })
     }
 
     #[expect(clippy::too_many_arguments, reason = "one argument a field, named at the only call")]
@@ -326,7 +341,7 @@ impl Scheduler {
             let mut sync = owner.sync.lock().unwrap_or_else(|broken| broken.into_inner());
             inner.core.plan(&arrays, &mut sync, now)
         })?;
-        Ok(plan.map(|plan| Plan::new(plan, buffers.clone().unbind())))
+        Ok(plan.map(|plan| Plan::new(plan, self.number, buffers.clone().unbind())))
     }
 
     fn propose(
@@ -370,6 +385,7 @@ impl Scheduler {
         let accepted = accepted.as_ref().map(|counts| read(py, counts, "accepted")).transpose()?;
         let reasons = cells(py, &plan.buffers.get().finish_reasons, "finish_reasons")?;
         let ended = self.inner.call(py, |inner| {
+            self.check_own(plan)?;
             inner.scratch.fill(
                 sampled,
                 outcomes,
@@ -388,7 +404,10 @@ impl Scheduler {
     }
 
     fn discard(&self, py: Python<'_>, plan: &Plan) -> PyResult<()> {
-        self.inner.call(py, |inner| inner.core.discard(plan.id))
+        self.inner.call(py, |inner| {
+            self.check_own(plan)?;
+            inner.core.discard(plan.id)
+        })
     }
 
     #[pyo3(signature = (*, seconds_per_token, seconds_per_block))]
@@ -443,7 +462,7 @@ impl Scheduler {
 }
 
 impl Plan {
-    fn new(plan: CorePlan, buffers: Py<StepBuffers>) -> Self {
+    fn new(plan: CorePlan, scheduler: u64, buffers: Py<StepBuffers>) -> Self {
         Self {
             id: plan.id,
             num_tokens: plan.num_tokens,
@@ -455,6 +474,7 @@ impl Plan {
             num_swap_ins: plan.num_swap_ins,
             num_copies: plan.num_copies,
             num_placed: plan.num_placed,
+            scheduler,
             buffers,
         }
     }

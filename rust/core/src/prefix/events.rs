@@ -125,14 +125,7 @@ impl PrefixCache {
     pub fn snapshot_events(&self) -> Events {
         let Some(log) = &self.events else { return Events::default() };
         let mut snapshot = Events { sequence: log.sequence, dropped: log.dropped, ..Events::default() };
-        let mut nodes: Vec<(usize, NodeId)> = self
-            .tree
-            .iter()
-            .filter(|&node| self.tree.is_computed(node))
-            .map(|node| (self.depth(node), node))
-            .collect();
-        nodes.sort_unstable();
-        for (_, node) in nodes {
+        for node in self.parents_first() {
             let (key, parent) = log.keys[node.index()];
             let is_first = self.tree.parent(node) == NodeId::ROOT;
             snapshot.push(Event { kind: EventKind::Stored, key, parent, is_first });
@@ -141,10 +134,20 @@ impl PrefixCache {
         snapshot
     }
 
-    fn depth(&self, node: NodeId) -> usize {
-        std::iter::successors(Some(node), |&node| Some(self.tree.parent(node)))
-            .take_while(|&node| node != NodeId::ROOT)
-            .count()
+    /// All computed nodes, each behind its parent, in time that grows with their number.
+    fn parents_first(&self) -> Vec<NodeId> {
+        let (mut ordered, mut chain) = (Vec::new(), Vec::new());
+        let mut is_placed = vec![false; self.tree.num_numbers()];
+        is_placed[NodeId::ROOT.index()] = true;
+        for node in self.tree.iter().filter(|&node| self.tree.is_computed(node)) {
+            let mut above = node;
+            while !std::mem::replace(&mut is_placed[above.index()], true) {
+                chain.push(above);
+                above = self.tree.parent(above);
+            }
+            ordered.extend(chain.drain(..).rev());
+        }
+        ordered
     }
 
     /// A node's content was computed: it is stored from now on.

@@ -49,16 +49,21 @@ pub struct Cursor {
     /// Blocks of the sequence that are in the tree, from the first on.
     pub published: usize,
     parent: NodeId,
-    /// The cache's, or `ENDED` for a sequence that publishes nothing more.
     generation: u64,
+    /// Whether the sequence publishes nothing more.
+    has_ended: bool,
 }
-
-const ENDED: u64 = u64::MAX;
 
 impl Cursor {
     /// The node of the last published block; the root's if there is none.
-    pub fn node(self) -> NodeId {
+    pub(crate) fn node(self) -> NodeId {
         self.parent
+    }
+
+    /// The node of the last published block, or the root, and the reset that it comes after: numbers of nodes are used
+    /// again.
+    pub fn place(self) -> (NodeId, u64) {
+        (self.parent, self.generation)
     }
 }
 
@@ -296,7 +301,7 @@ impl PrefixCache {
             tables.push(table);
         }
         let parent = hits.checked_sub(1).map_or(NodeId::ROOT, |last| self.path[last]);
-        (tables, Cursor { published: hits, parent, generation: self.generation })
+        (tables, Cursor { published: hits, parent, generation: self.generation, has_ended: false })
     }
 
     /// Takes `count` new blocks for a table, evicting idle ones where too few are free, or takes none.
@@ -319,13 +324,13 @@ impl PrefixCache {
 
     /// Where a sequence without published blocks stands.
     pub fn root(&self) -> Cursor {
-        Cursor { published: 0, parent: NodeId::ROOT, generation: self.generation }
+        Cursor { published: 0, parent: NodeId::ROOT, generation: self.generation, has_ended: false }
     }
 
     /// How many of a sequence's first blocks may be given back when they left the window. Where no group keeps all
     /// positions, its last published block must stay: the next one hangs below it.
     pub fn droppable(&self, cursor: Cursor) -> usize {
-        let is_needed = !self.keeps_all && cursor.generation == self.generation;
+        let is_needed = !self.keeps_all && self.goes_on(cursor);
         if is_needed { cursor.published.saturating_sub(1) } else { usize::MAX }
     }
 
@@ -333,8 +338,13 @@ impl PrefixCache {
     /// gone, and it publishes nothing more.
     pub fn come_back(&self, cursor: &mut Cursor) {
         if !self.keeps_all {
-            cursor.generation = ENDED;
+            cursor.has_ended = true;
         }
+    }
+
+    /// Whether a sequence may still publish.
+    fn goes_on(&self, cursor: Cursor) -> bool {
+        cursor.generation == self.generation && !cursor.has_ended
     }
 
     /// Makes every block unfindable: idle ones are free now, used ones as soon as their sequences end. Pins end.

@@ -2,7 +2,7 @@
 
 use super::scope::ScopeId;
 use super::tree::{Fingerprint, Key, NodeId};
-use super::{Cursor, ENDED, PrefixCache};
+use super::{Cursor, PrefixCache};
 use crate::table::BlockTable;
 use crate::units::{BlockId, TokenId};
 
@@ -14,6 +14,18 @@ pub struct Announced {
     /// What it hangs below.
     pub parent: NodeId,
     generation: u64,
+}
+
+impl Announced {
+    /// The node, and the reset that it comes after.
+    pub fn place(self) -> (NodeId, u64) {
+        (self.node, self.generation)
+    }
+
+    /// The same of what it hangs below.
+    pub fn parent_place(self) -> (NodeId, u64) {
+        (self.parent, self.generation)
+    }
 }
 
 impl PrefixCache {
@@ -29,7 +41,7 @@ impl PrefixCache {
     ) -> bool {
         let size = self.pool.block_size();
         let mut is_folded = false;
-        while cursor.generation == self.generation && cursor.published < size.full_blocks(num_tokens) {
+        while self.goes_on(*cursor) && cursor.published < size.full_blocks(num_tokens) {
             let start = cursor.published * size.tokens();
             let run = &tokens[start..start + size.tokens()];
             let (own, binding) = self.scopes.of_block(scope, cursor.published);
@@ -37,7 +49,7 @@ impl PrefixCache {
             let fingerprint = self.tree.fingerprint_of(key);
             let found = self.tree.find_at(fingerprint, key);
             let Some(node) = found.or_else(|| self.hang(fingerprint, key)) else {
-                cursor.generation = ENDED;
+                cursor.has_ended = true;
                 break;
             };
             for (group, table) in tables.iter_mut().enumerate() {
@@ -65,7 +77,7 @@ impl PrefixCache {
         num_tokens: usize,
         mut announced: impl FnMut(Announced),
     ) {
-        if cursor.generation != self.generation {
+        if !self.goes_on(cursor) {
             return;
         }
         let size = self.pool.block_size();

@@ -181,7 +181,7 @@ impl PrefixCache {
 
     /// Marks the published blocks of a sequence that is about to give them back.
     pub fn mark(&mut self, cursor: Cursor, lease: &Lease) {
-        if !self.tracked.is_active || cursor.generation != self.generation {
+        if !self.tracked.is_active || !self.goes_on(cursor) {
             return;
         }
         self.adopt_returned();

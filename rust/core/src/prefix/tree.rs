@@ -249,6 +249,11 @@ impl Tree {
         self.vacant.push(id);
     }
 
+    /// One more than the highest number that a node has had.
+    pub(crate) fn num_numbers(&self) -> usize {
+        self.nodes.len()
+    }
+
     /// All nodes but the root.
     pub(crate) fn iter(&self) -> impl Iterator<Item = NodeId> {
         self.children.iter().copied()

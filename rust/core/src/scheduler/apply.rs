@@ -167,10 +167,10 @@ impl Scheduler {
     /// Takes back the nodes that failed rows announced, and what others announced below them. Returns the batch rows
     /// that did not fail and yet share such a node's blocks: what they computed is void.
     fn withdraw_failed(&mut self, step: &Step, failed: impl Fn(usize) -> bool) -> HashSet<usize> {
-        let mut bad: HashSet<NodeId> = HashSet::new();
+        let mut bad: HashSet<(NodeId, u64)> = HashSet::new();
         for Filled { announced, batch_row } in &step.announced {
-            if bad.contains(&announced.parent) || failed(*batch_row) {
-                bad.insert(announced.node);
+            if bad.contains(&announced.parent_place()) || failed(*batch_row) {
+                bad.insert(announced.place());
             }
         }
         if bad.is_empty() {
@@ -178,7 +178,7 @@ impl Scheduler {
         }
         let void = self.rows_that_share(step, &bad);
         for Filled { announced, .. } in step.announced.iter().rev() {
-            if bad.contains(&announced.node) {
+            if bad.contains(&announced.place()) {
                 self.cache.withdraw(*announced);
             }
         }
@@ -190,8 +190,8 @@ impl Scheduler {
     }
 
     /// What hangs below a bad node is bad: a sequence shares one if the last that it shares is.
-    fn rows_that_share(&self, step: &Step, bad: &HashSet<NodeId>) -> HashSet<usize> {
-        let shares = |scheduled: &Scheduled| bad.contains(&self.sequences[scheduled.sequence].cursor.node());
+    fn rows_that_share(&self, step: &Step, bad: &HashSet<(NodeId, u64)>) -> HashSet<usize> {
+        let shares = |scheduled: &Scheduled| bad.contains(&self.sequences[scheduled.sequence].cursor.place());
         step.rows.iter().enumerate().filter(|(_, scheduled)| shares(scheduled)).map(|(row, _)| row).collect()
     }
 

@@ -207,6 +207,7 @@ impl Scheduler {
     /// Makes nothing of what was computed so far findable any more; what runs goes on.
     pub fn reset_prefix_cache(&mut self) {
         self.cache.reset();
+        self.queue_changed = true;
     }
 
     fn check_submission(&self, submission: &Submission<'_>) -> Result<()> {

@@ -21,6 +21,7 @@ use super::speculation::write_draft_samples;
 use super::step::{Filled, Placed, Plan, Scheduled, Step};
 use super::{Scheduler, sequence::Sequence};
 use crate::error::{Error, Result};
+use crate::groups::LayerGroup;
 use crate::policy::admission::Admission;
 use crate::policy::chunk::chunk;
 use crate::policy::forecast::{Growth, peak_blocks};
@@ -236,20 +237,14 @@ impl Scheduler {
 
     /// Gives back what left the windows, and takes the blocks of the tokens up to `end`.
     fn advance_tables(&mut self, index: SeqIndex, end: usize) -> Result<()> {
+        let given_back = self.leave_windows(index);
         let sequence = &mut self.sequences[index];
         let size = self.block_size;
-        for (table, group) in sequence.tables.iter_mut().zip(&self.config.groups) {
-            if group.is_full() && table.len() * size.tokens() >= end {
+        for (table, given_back) in sequence.tables.iter_mut().zip(given_back) {
+            if given_back == 0 && table.len() * size.tokens() >= end {
                 continue;
             }
             let (last, needed) = (size.blocks_for(sequence.tokens.len()), size.blocks_for(end));
-            let first = group.first_block(sequence.num_computed, size);
-            let mut given_back = 0;
-            if first > table.num_dropped() {
-                let caches = self.config.enable_prefix_caching;
-                let most = if caches { self.cache.droppable(sequence.cursor) } else { usize::MAX };
-                given_back = table.drop_front(first.min(most));
-            }
             // What was given back is taken again at once, so that a prompt keeps what it was admitted with.
             let wanted = (table.len() + given_back).min(last).max(needed);
             if table.len() < wanted {
@@ -261,6 +256,21 @@ impl Scheduler {
             }
         }
         Ok(())
+    }
+
+    /// Gives back what left the windows, in all groups before any takes more. Returns how many blocks of each.
+    fn leave_windows(&mut self, index: SeqIndex) -> SmallVec<[usize; 8]> {
+        let sequence = &mut self.sequences[index];
+        let caches = self.config.enable_prefix_caching;
+        let most = if caches { self.cache.droppable(sequence.cursor) } else { usize::MAX };
+        let give_back = |(table, group): (&mut BlockTable, &LayerGroup)| {
+            let first = group.first_block(sequence.num_computed, self.block_size).min(most);
+            if first > table.num_dropped() { table.drop_front(first) } else { 0 }
+        };
+        let given_back: SmallVec<[usize; 8]> =
+            sequence.tables.iter_mut().zip(&self.config.groups).map(give_back).collect();
+        self.queue_changed |= given_back.iter().any(|&count| count > 0);
+        given_back
     }
 
     /// Who gives way to the sequence at `place`: one of those that are younger, or itself if there is none.
@@ -280,12 +290,24 @@ impl Scheduler {
 
     /// Gives a waiting sequence all its blocks and its rows, or nothing.
     fn admit(&mut self, step: &mut Step, index: SeqIndex) -> Result<bool> {
-        if !self.fits(index, Relief::default()) {
+        if !self.fits(index, Relief::default()) && !self.fits_cold(index) {
             return Ok(false);
         }
         // Nothing below can fail: between the probe and here nobody else takes blocks.
         self.start(step, index)?;
         Ok(true)
+    }
+
+    /// Whether a sequence that nobody else keeps from starting fits if it shares nothing: a hit of windows can pin more
+    /// than the sequence needs.
+    fn fits_cold(&mut self, index: SeqIndex) -> bool {
+        if !self.running.is_empty() || !self.sequences[index].reuse_cached {
+            return false;
+        }
+        self.sequences[index].reuse_cached = false;
+        let fits = self.fits(index, Relief::default());
+        self.sequences[index].reuse_cached = !fits;
+        fits
     }
 
     /// Whether a waiting sequence may start, if so much is given back first.
@@ -320,8 +342,15 @@ impl Scheduler {
             (sequence.tokens.len(), sequence.swapped.as_ref().map_or(0, |swapped| swapped.num_tokens));
         let (size, chunk) = (self.block_size, self.config.chunk());
         self.config.groups.iter().map(move |group| {
-            let first = hits.max(group.first_block(swapped, size));
-            (size.blocks_for(num_tokens) - first).min(group.most_blocks(num_tokens, chunk, size))
+            let needed = group.first_block(swapped, size);
+            let rest = size.blocks_for(num_tokens) - hits.max(needed);
+            if group.is_full() {
+                return rest;
+            }
+            // What a hit reads leaves the window as the prompt goes on: together they are the most that it holds.
+            let first_read = hits - group.reads_back(hits, size);
+            let read = hits.saturating_sub(first_read.max(needed));
+            rest.min(group.most_blocks(num_tokens, chunk, size) - read)
         })
     }
 
