@@ -59,10 +59,10 @@ class GatewayService:
             served = self._engine_service.model()
             with caller.logged():
                 prompt, params = prompt_of(request), params_of(request.sampling_params)
-                caller.charge_for(prompt)
                 deltas = served.engine.generate(prompt, params, **caller.names())
                 answer = _Answer(stream, caller, len(prompt) if isinstance(prompt, tuple) else 0)
-                await (answer.stream(deltas) if request.stream else answer.whole(deltas))
+                with caller.charged(prompt, deltas):
+                    await (answer.stream(deltas) if request.stream else answer.whole(deltas))
 
     async def Abort(self, stream: AnyStream) -> None:  # noqa: N802
         """Ends requests by their names; their streams end with the finish reason "abort"."""
