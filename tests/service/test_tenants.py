@@ -298,7 +298,8 @@ def test_details_are_those_of_google_rpc():
     assert status.details[0].TypeName() == "google.rpc.RetryInfo"
 
 
-def test_a_bucket_fills_at_its_rate_and_can_owe():
+@pytest.mark.asyncio
+async def test_a_bucket_fills_at_its_rate_and_can_owe():
     now = [0.0]
     tenant = Tenant(name="t", certificates=("c",), tokens_per_second=10.0, burst_tokens=20.0)
     account = Account(tenant, lambda: now[0])
@@ -340,6 +341,57 @@ async def test_tenants_are_read_again_and_keep_what_they_use(
         async with named(daemon, "new") as renewed:
             await renewed.get_model()
         await stream.aclose()
+
+
+@pytest.mark.asyncio
+async def test_the_calls_of_a_revoked_tenant_end_and_no_others(start_for_tenants, tenants_file):
+    daemon = await start_for_tenants()
+    async with named(daemon, "acme-secret") as acme, named(daemon, "bolt-secret") as bolt:
+        streams = [each.generate([5], LONG) for each in (acme, bolt, bolt)]
+        await asyncio.gather(*(anext(stream) for stream in streams[:2]))
+        daemon.engine.hold()
+        waiting = asyncio.create_task(anext(streams[2]))
+        await daemon.engine.until(lambda: len(daemon.engine.live) == 3)
+        tenants_file.write_text(f'[tenants.acme]\ntoken_sha256 = ["{digest("acme-secret")}"]')
+        await daemon.daemon.reload()
+        await daemon.engine.until(lambda: len(daemon.engine.live) == 1)
+        daemon.engine.release()
+        for ended in (waiting, read_all(streams[1])):
+            with pytest.raises(ServiceError, match="tenant bolt was revoked") as refusal:
+                await ended
+            assert refusal.value.status == "UNAUTHENTICATED"
+        await anext(streams[0])
+        await streams[0].aclose()
+
+
+async def read_all(stream):
+    async for _ in stream:
+        pass
+
+
+@pytest.mark.asyncio
+async def test_a_tenant_that_comes_back_owes_what_it_owed(start_for_slow, tenants_file, collect):
+    daemon = await start_for_slow(20)
+    text = tenants_file.read_text()
+    async with named(daemon, "s") as client:
+        await collect(client.generate([5] * 100, SHORT))
+        for content in (TENANTS, text):
+            tenants_file.write_text(content)
+            await daemon.daemon.reload()
+        with pytest.raises(ServiceError, match="1 tokens/s"):
+            await collect(client.generate([5], SHORT))
+
+
+@pytest.mark.asyncio
+async def test_a_first_limit_begins_with_a_full_bucket(start_for_tenants, tenants_file, collect):
+    daemon = await start_for_tenants()
+    async with named(daemon, "acme-secret") as client:
+        await collect(client.generate([5], SHORT))
+        tenants_file.write_text(
+            f'[tenants.acme]\ntoken_sha256 = ["{digest("acme-secret")}"]\ntokens_per_second = 1'
+        )
+        await daemon.daemon.reload()
+        await collect(client.generate([5], SHORT))
 
 
 @pytest.mark.asyncio
