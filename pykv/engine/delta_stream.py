@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pykv.engine.merging import merged
 from pykv.engine.outputs import OutputDelta
-from pykv.engine.request import Request
 from pykv.errors import QueueFullError
+
+if TYPE_CHECKING:
+    from pykv.engine.request import Request  # imports torch, which clients of the daemon do without
 
 
 class Channel:
