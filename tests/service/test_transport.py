@@ -13,6 +13,7 @@ from grpclib.server import Handler, Server
 from pykv.service.protocol import engine_pb2 as pb
 from pykv.service.transport import TransportLimits
 from pykv.service.transport.frame_meter import FrameMeter
+from pykv.service.transport.handler import CallHandler
 
 GENERATE = "/pykv.v1.Engine/Generate"
 INVALID_ARGUMENT = 3
@@ -158,6 +159,35 @@ async def test_a_flood_of_calls_that_are_reset_closes_its_connection_and_begins_
     assert caplog.text.count("connection closed") == 1
     assert await client.health() == "SERVING"
     assert not engine.scopes
+
+
+@pytest.mark.asyncio
+async def test_a_call_that_is_reset_as_it_comes_gets_no_task(raw, framed, monkeypatch):
+    begun = []
+    accept = CallHandler.accept
+
+    def remember(self, stream, *rest):
+        begun.append(stream.id)
+        accept(self, stream, *rest)
+
+    monkeypatch.setattr(CallHandler, "accept", remember)
+    for _ in range(10):
+        raw.h2.reset_stream(raw.request(GENERATE, framed(pb.GenerateRequest())))
+    kept = raw.request(GENERATE, framed(pb.GenerateRequest()))
+    await raw.flush()
+    assert (await raw.status(kept))[0] == INVALID_ARGUMENT
+    assert begun == [kept]
+
+
+@pytest.mark.asyncio
+async def test_errors_that_make_the_server_reset_a_call_count_as_resets(raw, client):
+    """A window that overflows is the client's error, which ends its stream alone."""
+    for _ in range(950):
+        stream_id = raw.request(GENERATE, end_stream=False)
+        raw.writer.write(raw.h2.data_to_send())
+        raw.writer.write(b"\0\0\4\x08\0" + stream_id.to_bytes(4, "big") + b"\x7f\xff\xff\xff")
+    assert await sent_away(raw) == h2.errors.ErrorCodes.ENHANCE_YOUR_CALM
+    assert await client.health() == "SERVING"
 
 
 @pytest.mark.asyncio
