@@ -122,7 +122,7 @@ class EngineConfig:
 
 def _check_integer(name: str, value: object, least: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= 2**48:
-        _refuse(name, value, f"an integer of at least {least}")
+        _refuse(name, value, f"an integer from {least} to 2^48")
 
 
 def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:

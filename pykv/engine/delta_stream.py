@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pykv.engine.merging import merged
 from pykv.engine.outputs import OutputDelta
-from pykv.engine.request import Request
 from pykv.errors import QueueFullError
+
+if TYPE_CHECKING:
+    from pykv.engine.request import Request  # imports torch, which clients of the daemon do without
 
 
 class Channel:
@@ -20,6 +22,7 @@ class Channel:
 
     Attributes:
         request: once it was submitted.
+        num_prompt_tokens: once it was submitted.
         is_aborted: whether it was aborted by name.
 
     Args:
@@ -32,6 +35,7 @@ class Channel:
         self.request_id = request_id
         self.loop = loop
         self.request: Request | None = None
+        self.num_prompt_tokens: int | None = None
         self.is_aborted = False
         self._max_pending_tokens = max_pending_tokens
         self._num_pending_tokens = 0
@@ -99,6 +103,9 @@ class DeltaStream(AsyncGenerator[OutputDelta, None]):
 
     Leaving it early in any way (closing it, an error or a cancellation while it waits, dropping it) ends the request.
 
+    Attributes:
+        num_prompt_tokens: once the engine has taken the request; None before, and for good if it refuses it.
+
     Args:
         open_channel: called once, when the first delta is asked for; submits the request.
         abandon: called at most once, if the stream is left early; must be safe in a finalizer, on any thread.
@@ -108,6 +115,7 @@ class DeltaStream(AsyncGenerator[OutputDelta, None]):
         self, open_channel: Callable[[], Awaitable[Channel]], abandon: Callable[[Channel], None]
     ) -> None:
         self._open_channel: Callable[[], Awaitable[Channel]] | None = open_channel
+        self.num_prompt_tokens: int | None = None
         self._abandon = abandon
         self._channel: Channel | None = None
         self._ended = False
@@ -153,6 +161,7 @@ class DeltaStream(AsyncGenerator[OutputDelta, None]):
         if self._open_channel is not None:
             opening, self._open_channel = self._open_channel, None
             channel = await opening()
+            self.num_prompt_tokens = channel.num_prompt_tokens
             if self._ended:  # left meanwhile
                 self._abandon(channel)
                 return None

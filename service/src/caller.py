@@ -1,12 +1,13 @@
 """One request's caller: its names towards the engine, its charges, its lines in the log."""
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, fields
 from typing import Protocol, Self, TypedDict
 
 import structlog
 
+from pykv.engine.delta_stream import DeltaStream
 from pykv.engine.outputs import OutputDelta, Usage
 from pykv.service.access import Account
 from pykv.service.requests import check_salt, request_id_of
@@ -45,7 +46,6 @@ class Caller:
     account: Account
     request_id: str
     salt: bytes = b""
-    _estimate: int = 0
 
     @classmethod
     def of(cls, account: Account, request: Named) -> Self:
@@ -71,18 +71,28 @@ class Caller:
         values = {} if tenant.is_anyone else {"tenant": tenant.name}
         return structlog.contextvars.bound_contextvars(request_id=self.request_id, **values)
 
-    def charge_for(self, prompt: str | Sequence[int]) -> None:
-        """Charges the tenant what the prompt will cost, as far as can be said before it is encoded."""
+    @contextmanager
+    def charged(self, prompt: str | Sequence[int], deltas: DeltaStream) -> Iterator[None]:
+        """Charges the tenant for the prompt of a request while it runs, and corrects that however it ends.
+
+        Before the prompt is encoded its length alone is known. A request that the engine refuses costs nothing; one
+        that it took costs its prompt, even if nobody waits for the end; one that is left before keeps the estimate.
+        """
         characters = CHARACTERS_A_TOKEN if isinstance(prompt, str) else 1
-        self._estimate = len(prompt) // characters
-        self.account.charge(self._estimate)
+        cost = estimate = len(prompt) // characters
+        self.account.charge(estimate)
+        try:
+            yield
+        except Exception:
+            cost = 0
+            raise
+        finally:
+            known = deltas.num_prompt_tokens
+            self.account.charge((cost if known is None else known) - estimate)
 
     def charge(self, delta: OutputDelta) -> None:
-        """Charges the tenant for new tokens, and corrects the estimate of the prompt at the end."""
-        num_tokens = len(delta.token_ids)
-        if delta.usage is not None:
-            num_tokens += delta.usage.prompt_tokens - self._estimate
-        self.account.charge(num_tokens)
+        """Charges the tenant for new tokens of the output."""
+        self.account.charge(len(delta.token_ids))
 
 
 def log_end(finish_reason: str | None, usage: Usage) -> None:

@@ -53,8 +53,9 @@ class EngineService:
             with caller.logged():
                 prompt = prompt_of(request, served.description.max_model_len)
                 params = params_of(request.sampling)
-                caller.charge_for(prompt)
-                await _pass_on(served.engine.generate(prompt, params, **caller.names()), caller, stream)
+                deltas = served.engine.generate(prompt, params, **caller.names())
+                with caller.charged(prompt, deltas):
+                    await _pass_on(deltas, caller, stream)
 
     async def Chat(self, stream: Stream[pb.ChatRequest, pb.GenerateResponse]) -> None:  # noqa: N802
         """Answers a conversation."""
@@ -65,8 +66,9 @@ class EngineService:
             with caller.logged():
                 messages = messages_of(request)
                 params = params_of(request.sampling)
-                caller.charge_for("".join(message["content"] for message in messages))
-                await _pass_on(served.engine.chat(messages, params, **caller.names()), caller, stream)
+                deltas = served.engine.chat(messages, params, **caller.names())
+                with caller.charged("".join(message["content"] for message in messages), deltas):
+                    await _pass_on(deltas, caller, stream)
 
     async def Abort(self, stream: Stream[pb.AbortRequest, pb.AbortResponse]) -> None:  # noqa: N802
         """Ends a request by its name."""

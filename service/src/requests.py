@@ -21,16 +21,18 @@ Request = TypeVar("Request", bound=Message)
 
 
 async def receive(stream: Stream[Request, Any]) -> Request:
-    """The call's one request message.
+    """The call's one request message, once the client has said that it was the last.
 
     Raises:
-        InvalidRequestError: the client ended the call without one.
-        TimeoutError: it did not come within RECEIVE_SECONDS.
+        InvalidRequestError: the client ended the call without one, or sent another.
+        TimeoutError: it, or the end, did not come within RECEIVE_SECONDS.
     """
     with anyio.fail_after(RECEIVE_SECONDS):
         message = await stream.recv_message()
-    if message is None:
-        raise InvalidRequestError("the call has no request message; allowed: one")
+        if message is None:
+            raise InvalidRequestError("the call has no request message; allowed: one")
+        if await stream.recv_message() is not None:
+            raise InvalidRequestError("the call has several request messages; allowed: one")
     return message
 
 

@@ -1,11 +1,11 @@
 """What the daemon serves: an engine, as far as the daemon needs it, and a description of its model."""
 
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol, Self
 
-from pykv.engine.outputs import OutputDelta
+from pykv.engine.delta_stream import DeltaStream
 from pykv.engine.stats import EngineStats
 from pykv.engine.timing import TimingCounts
 from pykv.sampling import SamplingParams
@@ -42,7 +42,7 @@ class TokenEngine(Protocol):
         request_id: str,
         scope: bytes,
         tenant: bytes,
-    ) -> AsyncGenerator[OutputDelta, None]:
+    ) -> DeltaStream:
         """Streams a continuation; closing the generator ends the request."""
 
     def chat(
@@ -53,7 +53,7 @@ class TokenEngine(Protocol):
         request_id: str,
         scope: bytes,
         tenant: bytes,
-    ) -> AsyncGenerator[OutputDelta, None]:
+    ) -> DeltaStream:
         """Streams an answer; closing the generator ends the request."""
 
     async def abort(self, request_id: str) -> bool:

@@ -132,6 +132,7 @@ class StubEngine:
             self.tenants[request_id] = tenant
             self.progress()
             channel = Channel(request_id, asyncio.get_running_loop(), self.max_pending_tokens)
+            channel.num_prompt_tokens = len(token_ids)
             deltas = (
                 self._scripted(prompt)
                 if prompt in self.scripts

@@ -125,6 +125,45 @@ async def test_the_model_the_server_and_its_load_are_told(stub, description):
     call.cancel()
 
 
+async def test_counts_of_the_whole_daemon_are_for_operators(start_daemon, open_stub, tmp_path):
+    tenants = tmp_path / "tenants.toml"
+    entries = [
+        f'[tenants.{name}]\ntoken_sha256 = ["{hashlib.sha256(name.encode()).hexdigest()}"]\noperator = {operator}'
+        for name, operator in (("operations", "true"), ("bolt", "false"))
+    ]
+    tenants.write_text("\n".join(entries))
+    daemon = await start_daemon(tenants=str(tenants))
+    operations, bolt = ([("authorization", f"Bearer {name}")] for name in ("operations", "bolt"))
+    async with open_stub(daemon) as stub:
+        call = stub.Generate(asking(max_tokens=100_000), metadata=operations)
+        await call.read()
+        assert (await stub.GetLoads(pb.GetLoadsRequest(), metadata=operations)).loads[0].num_running_reqs == 1
+        with pytest.raises(grpc.aio.AioRpcError, match="no operator") as refusal:
+            await stub.GetLoads(pb.GetLoadsRequest(), metadata=bolt)
+        assert refusal.value.code() is grpc.StatusCode.PERMISSION_DENIED
+        for caller, num_active in ((operations, 1), (bolt, 0)):
+            server = await stub.GetServerInfo(pb.GetServerInfoRequest(), metadata=caller)
+            assert server.active_requests == num_active
+        call.cancel()
+
+
+async def test_a_request_that_the_engine_refuses_costs_its_tenant_nothing(start_daemon, open_stub, tmp_path):
+    tenants = tmp_path / "tenants.toml"
+    tenants.write_text(
+        f'[tenants.slow]\ntoken_sha256 = ["{hashlib.sha256(b"slow").hexdigest()}"]\n'
+        "tokens_per_second = 1\nburst_tokens = 30"
+    )
+    daemon = await start_daemon(tenants=str(tenants))
+    daemon.engine.num_running_max = 0
+    slow = [("authorization", "Bearer slow")]
+    async with open_stub(daemon) as stub:
+        for _ in range(5):
+            with pytest.raises(grpc.aio.AioRpcError, match="samples wait"):
+                await read(stub.Generate(asking([5] * 20), metadata=slow))
+        daemon.engine.num_running_max = 1
+        await read(stub.Generate(asking([5] * 20, max_tokens=2), metadata=slow))
+
+
 async def test_health_is_readiness(stub, daemon):
     assert (await stub.HealthCheck(pb.HealthCheckRequest())).healthy
     daemon.daemon._health.set_unready()

@@ -97,7 +97,7 @@ def test_a_size_that_is_none_is_refused(text):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--block-size", "0"], ["--block-size", "'0'", "at least 1"]),
+        (["--block-size", "0"], ["--block-size", "'0'", "from 1 to 2^48"]),
         (["--block-size", "many"], ["--block-size", "'many'"]),
         (["--port", "65536"], ["--port", "65536", "65535"]),
         (["--dtype", "float8"], ["--dtype", "float8", "bfloat16"]),
@@ -106,6 +106,8 @@ def test_a_size_that_is_none_is_refused(text):
         (["--kv-scales", "0.5,x"], ["--kv-scales", "'0.5,x'"]),
         (["--preemption", "kill"], ["--preemption", "'kill'", "auto, recompute, swap"]),
         (["--swap-space", "4gigs"], ["--swap-space", "'4gigs'", "4GiB"]),
+        (["--kv-memory", "1000000TiB"], ["--kv-memory", "'1000000TiB'", "to 256TiB"]),
+        (["--num-blocks", str(2**48 + 1)], ["--num-blocks", "from 2 to 2^48"]),
         (["--swap-space", "-1"], ["--swap-space"]),
         (["--watermark", "nan"], ["--watermark", "nan"]),
         (["--watermark", "1"], ["--watermark", "below 1"]),

@@ -146,6 +146,16 @@ async def test_a_call_without_a_message_is_refused(raw):
     assert (await raw.status(stream_id))[0] == INVALID_ARGUMENT
 
 
+@pytest.mark.parametrize("method", ["Generate", "Abort"])
+async def test_a_call_with_two_messages_is_refused(raw, framed, engine, method):
+    message = with_ids(5) if method == "Generate" else pb.AbortRequest(request_id="x")
+    stream_id = raw.request(f"/pykv.v1.Engine/{method}", framed(message) * 2)
+    await raw.flush()
+    status, text = await raw.status(stream_id)
+    assert (status, "several request messages" in text) == (INVALID_ARGUMENT, True)
+    assert not engine.scopes
+
+
 async def test_a_compressed_message_is_refused_by_name(raw, framed):
     stream_id = raw.request(GENERATE, framed(with_ids(1), is_compressed=True))
     await raw.flush()

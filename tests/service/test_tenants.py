@@ -11,7 +11,7 @@ from google.rpc.error_details_pb2 import RetryInfo
 from google.rpc.status_pb2 import Status
 
 from pykv.client import Client, ServiceError, tls_context
-from pykv.errors import ConfigError
+from pykv.errors import ConfigError, EngineDeadError, QueueFullError
 from pykv.sampling import SamplingParams
 from pykv.service.access import Tenant, read_tenants
 from pykv.service.access.account import Account
@@ -31,6 +31,7 @@ TENANTS = f"""
 token_sha256 = ["{digest("acme-secret")}"]
 max_in_flight = 2
 operator = true
+scope = "acme-and-partners"
 
 [tenants.bolt]
 token_sha256 = ["{digest("bolt-secret")}", "{digest("bolt-other-secret")}"]
@@ -38,7 +39,7 @@ certificates = ["bolt.test"]
 
 [tenants.partner-of-acme]
 token_sha256 = ["{digest("partner-secret")}"]
-scope = "acme"
+scope = "acme-and-partners"
 """
 
 
@@ -233,6 +234,60 @@ async def test_a_refusal_carries_retry_info_in_its_details(
         assert details.retry_delay.ToMilliseconds() / 1000 == refusal.value.retry_seconds
 
 
+@pytest.fixture
+def start_for_slow(start_for_tenants, tenants_file):
+    """A daemon for one tenant, `s`, with few tokens."""
+
+    async def start(burst_tokens):
+        tenants_file.write_text(
+            f'[tenants.slow]\ntoken_sha256 = ["{digest("s")}"]\ntokens_per_second = 1\n'
+            f"burst_tokens = {burst_tokens}"
+        )
+        return await start_for_tenants()
+
+    return start
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("kind", ["generate", "chat"])
+async def test_a_request_that_the_engine_refuses_costs_nothing(start_for_slow, collect, kind):
+    daemon = await start_for_slow(30)
+    daemon.engine.num_running_max = 0
+    async with named(daemon, "s") as client:
+        text = "word " * 20
+        prompt = text if kind == "generate" else [{"role": "user", "content": text}]
+        for _ in range(5):
+            with pytest.raises(QueueFullError):
+                await collect(getattr(client, kind)(prompt, SHORT))
+        daemon.engine.num_running_max = 1
+        await collect(getattr(client, kind)(prompt, SHORT))
+
+
+async def leave(stream, daemon):
+    await anext(stream)
+    await stream.aclose()
+    await daemon.engine.until(lambda: not daemon.engine.live)
+
+
+async def fail(stream, daemon):
+    with pytest.raises(EngineDeadError):
+        async for _ in stream:
+            pass
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("end", [leave, fail])
+async def test_a_prompt_is_charged_by_its_tokens_however_its_request_ends(start_for_slow, end):
+    daemon = await start_for_slow(60)
+    prompt = "w " * 100  # estimated at 50 tokens
+    if end is fail:
+        daemon.engine.scripts[prompt] = [EngineDeadError("the engine has ended")]
+    async with named(daemon, "s") as client:
+        await end(client.generate(prompt, LONG), daemon)
+        with pytest.raises(ServiceError, match="1 tokens/s"):
+            await anext(client.generate([5], SHORT))
+
+
 def test_details_are_those_of_google_rpc():
     from pykv.service.status import retry_details
 
@@ -243,7 +298,8 @@ def test_details_are_those_of_google_rpc():
     assert status.details[0].TypeName() == "google.rpc.RetryInfo"
 
 
-def test_a_bucket_fills_at_its_rate_and_can_owe():
+@pytest.mark.asyncio
+async def test_a_bucket_fills_at_its_rate_and_can_owe():
     now = [0.0]
     tenant = Tenant(name="t", certificates=("c",), tokens_per_second=10.0, burst_tokens=20.0)
     account = Account(tenant, lambda: now[0])
@@ -285,6 +341,57 @@ async def test_tenants_are_read_again_and_keep_what_they_use(
         async with named(daemon, "new") as renewed:
             await renewed.get_model()
         await stream.aclose()
+
+
+@pytest.mark.asyncio
+async def test_the_calls_of_a_revoked_tenant_end_and_no_others(start_for_tenants, tenants_file):
+    daemon = await start_for_tenants()
+    async with named(daemon, "acme-secret") as acme, named(daemon, "bolt-secret") as bolt:
+        streams = [each.generate([5], LONG) for each in (acme, bolt, bolt)]
+        await asyncio.gather(*(anext(stream) for stream in streams[:2]))
+        daemon.engine.hold()
+        waiting = asyncio.create_task(anext(streams[2]))
+        await daemon.engine.until(lambda: len(daemon.engine.live) == 3)
+        tenants_file.write_text(f'[tenants.acme]\ntoken_sha256 = ["{digest("acme-secret")}"]')
+        await daemon.daemon.reload()
+        await daemon.engine.until(lambda: len(daemon.engine.live) == 1)
+        daemon.engine.release()
+        for ended in (waiting, read_all(streams[1])):
+            with pytest.raises(ServiceError, match="tenant bolt was revoked") as refusal:
+                await ended
+            assert refusal.value.status == "UNAUTHENTICATED"
+        await anext(streams[0])
+        await streams[0].aclose()
+
+
+async def read_all(stream):
+    async for _ in stream:
+        pass
+
+
+@pytest.mark.asyncio
+async def test_a_tenant_that_comes_back_owes_what_it_owed(start_for_slow, tenants_file, collect):
+    daemon = await start_for_slow(20)
+    text = tenants_file.read_text()
+    async with named(daemon, "s") as client:
+        await collect(client.generate([5] * 100, SHORT))
+        for content in (TENANTS, text):
+            tenants_file.write_text(content)
+            await daemon.daemon.reload()
+        with pytest.raises(ServiceError, match="1 tokens/s"):
+            await collect(client.generate([5], SHORT))
+
+
+@pytest.mark.asyncio
+async def test_a_first_limit_begins_with_a_full_bucket(start_for_tenants, tenants_file, collect):
+    daemon = await start_for_tenants()
+    async with named(daemon, "acme-secret") as client:
+        await collect(client.generate([5], SHORT))
+        tenants_file.write_text(
+            f'[tenants.acme]\ntoken_sha256 = ["{digest("acme-secret")}"]\ntokens_per_second = 1'
+        )
+        await daemon.daemon.reload()
+        await collect(client.generate([5], SHORT))
 
 
 @pytest.mark.asyncio
@@ -342,8 +449,10 @@ def test_a_file_that_is_missing_is_named(tmp_path):
 def test_scopes_are_framed():
     """No name and salt together read as another name with another salt."""
     tenants = [Tenant(name=name, certificates=("c",)) for name in ("a", "ab")]
+    tenants += [Tenant(name="other", certificates=("c",), scope=scope) for scope in ("a", "ab")]
     scopes = {tenant.scope_of(salt) for tenant in tenants for salt in (b"", b"b", b"a", b"\0\1a")}
-    assert len(scopes) == 8
+    assert len(scopes) == 16
+    assert Tenant(name="third", certificates=("c",), scope="a").scope_of(b"") in scopes
 
 
 @pytest.mark.asyncio

@@ -4,8 +4,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import anyio
+
 from pykv.service.access.tenant import Tenant
-from pykv.service.errors import TenantLimitError
+from pykv.service.errors import TenantLimitError, UnauthenticatedError
 
 __all__ = ["Account"]
 
@@ -24,18 +26,29 @@ class Account:
         self._tenant = tenant
         self._level = tenant.burst
         self._filled_at = clock()
-        self.num_in_flight = 0
+        self._calls: set[anyio.CancelScope] = set()
 
     @property
     def tenant(self) -> Tenant:
         """Whose account it is."""
         return self._tenant
 
+    @property
+    def num_in_flight(self) -> int:
+        """Its calls in flight."""
+        return len(self._calls)
+
     def change(self, tenant: Tenant) -> None:
-        """The tenant's limits were written anew."""
+        """The tenant's limits were written anew. What it owes it owes on; a first limit begins with a full bucket."""
         self._fill()
+        had_limit = self._tenant.tokens_per_second is not None
         self._tenant = tenant
-        self._level = min(self._level, tenant.burst)
+        self._level = min(self._level, tenant.burst) if had_limit else tenant.burst
+
+    def end_calls(self) -> None:
+        """The tenant is none any more: its calls end."""
+        for call in self._calls:
+            call.cancel()
 
     @contextmanager
     def call(self) -> Iterator[None]:
@@ -43,13 +56,17 @@ class Account:
 
         Raises:
             TenantLimitError: the tenant has as many as it may, or has used up its tokens; nothing was changed.
+            UnauthenticatedError: at the end, where `end_calls` ended it.
         """
         self._check()
-        self.num_in_flight += 1
-        try:
-            yield
-        finally:
-            self.num_in_flight -= 1
+        with anyio.CancelScope() as call:
+            self._calls.add(call)
+            try:
+                yield
+            finally:
+                self._calls.discard(call)
+        if call.cancelled_caught:
+            raise UnauthenticatedError(f"tenant {self._tenant.name} was revoked")
 
     def charge(self, num_tokens: float) -> None:
         """Takes tokens out of the bucket, or gives them back where the number is negative."""

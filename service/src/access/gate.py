@@ -25,18 +25,26 @@ class Gate:
     def __init__(self, tenants: Sequence[Tenant] = ()) -> None:
         self._anyone = None if tenants else Account(ANYONE)
         self._accounts: dict[str, Account] = {}
+        self._revoked: dict[str, Account] = {}
         self._by_token: Mapping[str, Account] = {}
         self._by_certificate: Mapping[str, Account] = {}
         self.change(tenants)
 
     def change(self, tenants: Sequence[Tenant]) -> None:
-        """Takes tenants that were written anew; whom there was before keeps what it has used."""
+        """Takes tenants that were written anew.
+
+        Whom there was before keeps what it has used, even if it was revoked meanwhile. The calls of a tenant that is
+        revoked end.
+        """
         if self._anyone is not None:
             return
-        before = self._accounts
-        self._accounts = {tenant.name: before.get(tenant.name) or Account(tenant) for tenant in tenants}
+        known = self._revoked | self._accounts
+        self._accounts = {tenant.name: known.get(tenant.name) or Account(tenant) for tenant in tenants}
+        self._revoked = {name: account for name, account in known.items() if name not in self._accounts}
         for tenant in tenants:
             self._accounts[tenant.name].change(tenant)
+        for account in self._revoked.values():
+            account.end_calls()
         accounts = self._accounts.values()
         self._by_token = {digest: each for each in accounts for digest in each.tenant.token_sha256}
         self._by_certificate = {name: each for each in accounts for name in each.tenant.certificates}

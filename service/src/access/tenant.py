@@ -31,7 +31,7 @@ class Tenant:
         name: in logs and metrics.
         token_sha256: SHA-256 digests, in lower-case hex, of the bearer tokens that stand for the tenant.
         certificates: common names, DNS names or URIs of client certificates that stand for it.
-        scope: tenants of one scope share cached blocks; "" = the tenant's own name.
+        scope: tenants of one scope share cached blocks; "" = one that is the tenant's alone, whatever others write.
         tokens_per_second: prompt and output tokens that it may use in the long run; None = no limit.
         burst_tokens: how many it may use at once before that limit counts; None = ten seconds' worth.
         max_in_flight: calls at once; None = no limit.
@@ -78,8 +78,8 @@ class Tenant:
         """What its requests with this salt share; no other scope's requests can be made to share it."""
         if self.is_anyone:
             return salt
-        own = (self.scope or self.name).encode()
-        return SCOPE_LENGTH.pack(len(own)) + own + salt
+        kind, own = (b"s", self.scope) if self.scope else (b"n", self.name)  # a scope is no tenant's name
+        return kind + SCOPE_LENGTH.pack(len(own.encode())) + own.encode() + salt
 
     def own_id(self, request_id: str) -> str:
         """The request's name among those of all tenants."""

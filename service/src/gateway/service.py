@@ -59,10 +59,10 @@ class GatewayService:
             served = self._engine_service.model()
             with caller.logged():
                 prompt, params = prompt_of(request), params_of(request.sampling_params)
-                caller.charge_for(prompt)
                 deltas = served.engine.generate(prompt, params, **caller.names())
                 answer = _Answer(stream, caller, len(prompt) if isinstance(prompt, tuple) else 0)
-                await (answer.stream(deltas) if request.stream else answer.whole(deltas))
+                with caller.charged(prompt, deltas):
+                    await (answer.stream(deltas) if request.stream else answer.whole(deltas))
 
     async def Abort(self, stream: AnyStream) -> None:  # noqa: N802
         """Ends requests by their names; their streams end with the finish reason "abort"."""
@@ -100,13 +100,14 @@ class GatewayService:
         )
 
     async def GetServerInfo(self, stream: AnyStream) -> None:  # noqa: N802
-        """Says how it is served."""
-        self._gate.account_of(stream)
+        """Says how it is served; who is no operator is told of its own requests only."""
+        caller = self._gate.account_of(stream)
         await receive(stream)
         served = self._engine_service.model()
+        accounts = self._gate.accounts() if caller.tenant.operator else [caller]
         await stream.send_message(
             pb.GetServerInfoResponse(
-                active_requests=sum(account.num_in_flight for account in self._gate.accounts()),
+                active_requests=sum(account.num_in_flight for account in accounts),
                 uptime_seconds=time.monotonic() - self._start,
                 server_type="vllm-grpc",
                 data_parallel_size=1,
@@ -117,8 +118,8 @@ class GatewayService:
         )
 
     async def GetLoads(self, stream: AnyStream) -> None:  # noqa: N802
-        """Says how busy the engine is."""
-        self._gate.account_of(stream)
+        """Says how busy the engine is, to operators."""
+        self._gate.operator_of(stream)
         await receive(stream)
         served = self._engine_service.model()
         stats = await self._engine_service.stats(served.engine)

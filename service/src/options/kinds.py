@@ -20,6 +20,7 @@ UNITS = {
     "gib": 2**30,
     "tib": 2**40,
 }
+MOST = 2**48
 SIZE_PATTERN = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)")
 FLAGS = {
     "true": True,
@@ -48,9 +49,9 @@ class Kind:
     placeholder: str
 
 
-def integer(low: int, high: int = 2**48 - 1) -> Kind:
+def integer(low: int, high: int = MOST) -> Kind:
     """An integer in [low, high]."""
-    bound = f"of at least {low}" if high == 2**48 - 1 else f"from {low} to {high}"
+    bound = f"from {low} to {'2^48' if high == MOST else high}"
     return Kind(lambda value: _within(_integer(value), low, high), f"an integer {bound}", "N")
 
 
@@ -91,13 +92,18 @@ def _flag(value: Any) -> bool | None:
 
 
 def _size(value: Any) -> int | None:
+    size = _num_bytes(value)
+    return None if size is None else _within(size, 1, MOST)
+
+
+def _num_bytes(value: Any) -> int | None:
     if isinstance(value, int) and not isinstance(value, bool):
-        return value if value > 0 else None
+        return value
     match = SIZE_PATTERN.fullmatch(str(value).strip().lower())
     if match is None or match[2] not in UNITS:
         return None
     size = Fraction(match[1]) * UNITS[match[2]]
-    return int(size) or None if size.denominator == 1 else None
+    return int(size) if size.denominator == 1 else None
 
 
 def _size_or_none(value: Any) -> int | None:
@@ -116,7 +122,7 @@ def _share(value: Any) -> float | None:
 
 TEXT = Kind(_text, "a text that is not empty", "TEXT")
 FLAG = Kind(_flag, "true or false", "BOOL")
-SIZE = Kind(_size, "a whole number of bytes above 0, such as 2GiB, 500MB or 1048576", "SIZE")
-SPACE = Kind(_size_or_none, "0, or a whole number of bytes such as 4GiB or 500MB", "SIZE")
+SIZE = Kind(_size, "a whole number of bytes from 1 to 256TiB, such as 2GiB, 500MB or 1048576", "SIZE")
+SPACE = Kind(_size_or_none, "a whole number of bytes from 0 to 256TiB, such as 4GiB or 500MB", "SIZE")
 SCALES = Kind(_scale_pair, "two numbers above 0, of the keys and of the values, such as 0.05,0.5", "K,V")
 SHARE = Kind(_share, "a number from 0 to below 1", "SHARE")

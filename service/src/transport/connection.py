@@ -3,16 +3,18 @@
 import asyncio
 from typing import cast
 
+import structlog
 from grpclib.config import Configuration
 from grpclib.protocol import Connection, EventsProcessor, H2Protocol
 from grpclib.utils import Wrapper
 from h2.config import H2Configuration
 from h2.connection import H2Connection
 from h2.errors import ErrorCodes
-from h2.events import DataReceived, Event, RequestReceived
+from h2.events import DataReceived, Event, RequestReceived, StreamReset
 from h2.settings import SettingCodes, Settings
 from hyperframe.frame import GoAwayFrame
 
+from pykv.service.transport.frame_meter import FrameMeter
 from pykv.service.transport.handler import CallHandler
 from pykv.service.transport.limits import TransportLimits
 from pykv.service.transport.stream import BoundedStream
@@ -22,6 +24,8 @@ __all__ = ["ServerProtocol"]
 
 LARGEST_STREAM_ID = 2**31 - 1
 MAX_HEADER_BYTES = 16 * 1024
+
+log = structlog.get_logger("pykv.service")
 
 
 class BoundedConnection(Connection):
@@ -34,6 +38,19 @@ class BoundedConnection(Connection):
         self.h2 = h2
         self._writer = writer
         self._limits = limits
+        self.meter = FrameMeter(limits)
+
+    def feed(self, data: bytes) -> list[Event]:
+        """What `data` says, without the calls that it both begins and resets: nothing is done for those."""
+        events = super().feed(data)
+        resets = [event for event in events if isinstance(event, StreamReset)]
+        if not resets:
+            return events
+        self.meter.charge(sum(not event.remote_reset for event in resets))  # h2 did, because of an error
+        gone = {event.stream_id for event in resets}
+        return [
+            event for event in events if not (isinstance(event, RequestReceived) and event.stream_id in gone)
+        ]
 
     def create_stream(self, *, stream_id: int | None = None, wrapper: Wrapper | None = None) -> BoundedStream:
         """The stream of a call that a client began."""
@@ -108,6 +125,17 @@ class ServerProtocol(H2Protocol):
         self.resume_writing()
         super().connection_lost(exc)
 
+    def data_received(self, data: bytes) -> None:
+        """Takes what the client sent; one that sends too many resets or control frames is sent away."""
+        meter = self.connection.meter
+        if meter.is_overdrawn:
+            return  # what still came before the connection was closed
+        meter.read(data)
+        if not meter.is_overdrawn:
+            super().data_received(data)
+        if meter.is_overdrawn:
+            self._send_away()
+
     def pause_writing(self) -> None:
         """Stops the streams; a peer that takes nothing for too long is cut off, with all its calls."""
         super().pause_writing()
@@ -146,9 +174,18 @@ class ServerProtocol(H2Protocol):
         }
         return Settings(client=False, initial_values=values)
 
-    def _go_away(self, last_stream_id: int) -> None:
+    def _send_away(self) -> None:
+        log.warning(
+            "connection closed",
+            reason="too many resets or control frames",
+            peer=self._transport.get_extra_info("peername"),
+        )
+        self._go_away(self.connection.h2.highest_inbound_stream_id, ErrorCodes.ENHANCE_YOUR_CALM)
+        self.processor.close("too many resets or control frames")
+
+    def _go_away(self, last_stream_id: int, error_code: ErrorCodes = ErrorCodes.NO_ERROR) -> None:
         """Writes the frame past h2, which would take the connection for closed."""
         frame = GoAwayFrame(0)
         frame.last_stream_id = last_stream_id
-        frame.error_code = ErrorCodes.NO_ERROR
+        frame.error_code = error_code
         self._writer.write(frame.serialize())

@@ -1,0 +1,65 @@
+"""Counts the frames by which a peer makes much work of few bytes, against an allowance that fills with time."""
+
+import time
+from collections.abc import Callable
+
+from pykv.service.transport.limits import TransportLimits
+
+__all__ = ["FrameMeter"]
+
+PREFACE_BYTES = 24
+HEADER_BYTES = 9
+DATA, HEADERS, WINDOW_UPDATE = 0x0, 0x1, 0x8
+END_STREAM = 0x1
+WINDOW_UPDATE_COST = 0.1
+
+
+class FrameMeter:
+    """Reads the headers of a connection's frames, before HTTP/2 is parsed: that is what such frames would cost.
+
+    A reset, SETTINGS, PING, PRIORITY, CONTINUATION, an unknown frame, and DATA that is empty and ends nothing cost
+    1 each; WINDOW_UPDATE costs a tenth, since peers that read send many. The rest is free: streams and windows
+    bound it.
+    """
+
+    def __init__(self, limits: TransportLimits, clock: Callable[[], float] = time.monotonic) -> None:
+        self._burst = float(limits.control_frames_burst)
+        self._per_second = limits.control_frames_per_second
+        self._clock = clock
+        self._level = self._burst
+        self._filled_at = clock()
+        self._num_to_skip = PREFACE_BYTES
+        self._cut_header = b""
+
+    @property
+    def is_overdrawn(self) -> bool:
+        """Whether more was charged than the peer may use."""
+        return self._level < 0.0
+
+    def read(self, data: bytes) -> None:
+        """Charges for the frames that begin in `data`, which follows what was read before."""
+        data = self._cut_header + data
+        place, cost = self._num_to_skip, 0.0
+        while place + HEADER_BYTES <= len(data):
+            size = int.from_bytes(data[place : place + 3], "big")
+            cost += _cost(data[place + 3], data[place + 4], size)
+            place += HEADER_BYTES + size
+        self._cut_header = data[place:]
+        self._num_to_skip = max(place - len(data), 0)
+        if cost:
+            self.charge(cost)
+
+    def charge(self, cost: float) -> None:
+        """Takes from the allowance."""
+        now = self._clock()
+        gained = (now - self._filled_at) * self._per_second
+        self._level = min(self._level + gained, self._burst) - cost
+        self._filled_at = now
+
+
+def _cost(kind: int, flags: int, size: int) -> float:
+    if kind == DATA:
+        return 0.0 if size or flags & END_STREAM else 1.0
+    if kind == WINDOW_UPDATE:
+        return WINDOW_UPDATE_COST
+    return 0.0 if kind == HEADERS else 1.0
