@@ -20,6 +20,7 @@ __all__ = [
     "_panic",
     "content_keys",
     "max_seq_len",
+    "most_blocks",
     "replay_recording",
 ]
 
@@ -365,6 +366,7 @@ def replay_recording(bytes: bytes) -> tuple[int, int]:
 def content_keys(tokens: _Array, block_size: int, scope: bytes, media: list[tuple[int, bytes]]) -> bytes:
     """The content keys of a prompt's full blocks, 32 bytes each, behind the scope's root key."""
 
+def most_blocks(num_tokens: int, *, block_size: int, windows: list[int], chunk: int) -> int: ...
 def max_seq_len(
     *,
     num_blocks: int,

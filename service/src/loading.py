@@ -55,4 +55,5 @@ def describe(engine: "Engine", runner: "ModelRunner") -> ModelDescription:
         kv_dtype=pool.format.name,
         model_type=str(getattr(runner.config, "model_type", "")),
         architectures=tuple(getattr(runner.config, "architectures", None) or ()),
+        windows=runner.windows,
     )

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol, Self
 
+from pykv._core import most_blocks
 from pykv.engine.delta_stream import DeltaStream
 from pykv.engine.stats import EngineStats
 from pykv.engine.timing import TimingCounts
@@ -78,6 +79,7 @@ class ModelDescription:
         kv_bytes_per_token: of keys and values, over all layers, scales included.
         kv_dtype: the name of the cache's format.
         model_type, architectures: as the model's config names them.
+        windows: of each layer group, as `SchedulerConfig.groups` takes them.
     """
 
     name: str
@@ -93,10 +95,14 @@ class ModelDescription:
     kv_dtype: str
     model_type: str = ""
     architectures: tuple[str, ...] = ()
+    windows: tuple[int | None, ...] = (None,)
 
     def num_requests(self, num_tokens: int) -> int:
         """How many requests of so many tokens, prompt and output, fit at once if they share nothing."""
-        return self.num_blocks // -(-num_tokens // self.block_size)
+        windows = [window or 0 for window in self.windows]
+        return self.num_blocks // most_blocks(
+            num_tokens, block_size=self.block_size, windows=windows, chunk=1
+        )
 
     def requests_that_fit(self) -> dict[int, int]:
         """How many fit at once, by their tokens: of some usual lengths, and of the longest."""

@@ -148,6 +148,14 @@ fn max_seq_len(
     options.cap()
 }
 
+/// The most blocks that a sequence of so many tokens holds at once over all groups.
+#[pyfunction]
+#[pyo3(signature = (num_tokens, *, block_size, windows, chunk))]
+fn most_blocks(num_tokens: usize, block_size: usize, windows: Vec<usize>, chunk: usize) -> PyResult<usize> {
+    let size = BlockSize::new(block_size).map_err(|error| exception(&error))?;
+    Ok(pykv_core::groups::most_blocks(&groups(&windows), num_tokens, chunk, size))
+}
+
 #[pyclass(frozen, module = "pykv._core")]
 struct Scheduler {
     inner: Guarded<Inner>,
@@ -655,6 +663,7 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<Scheduler>()?;
     module.add_function(wrap_pyfunction!(content_keys, module)?)?;
     module.add_function(wrap_pyfunction!(max_seq_len, module)?)?;
+    module.add_function(wrap_pyfunction!(most_blocks, module)?)?;
     module.add_function(wrap_pyfunction!(_panic, module)?)?;
     module.add_function(wrap_pyfunction!(replay_recording, module)?)
 }
