@@ -13,8 +13,9 @@ from typing import Any
 
 from pykv.cli.replay_report import report, table
 from pykv.errors import ConfigError
+from pykv.simulator.cost import DEFAULT_COST
 from pykv.simulator.policy import POLICIES, EvictionPolicy
-from pykv.simulator.replay import ALLOCATORS, DEFAULT_COST, Replayer
+from pykv.simulator.replay import ALLOCATORS, Replayer
 from pykv.simulator.sweep import sweep
 from pykv.simulator.trace import read_trace
 
@@ -33,6 +34,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = vars(_parser().parse_args(arguments))
     path, as_json, grid, plots = (given.pop(name) for name in ("trace", "json", "sweep", "plot"))
     rate, seed, series = (given.pop(name) for name in ("request_rate", "seed", "series"))
+    if series and not as_json:
+        raise ConfigError("series: not allowed without json")
+    if series and grid:
+        raise ConfigError("series: not allowed with sweep")
     options = {name: value for name, value in given.items() if value is not None}
     if "policy" in options:
         options["policy"] = _policy(options["policy"])
@@ -104,8 +109,17 @@ def _parser() -> argparse.ArgumentParser:
     memory.add_argument(
         "--kv-memory-bytes", type=_bytes, metavar="N", help="in the place of --num-blocks; 20GiB, 80GB"
     )
-    memory.add_argument("--kv-bytes-per-token", type=float, metavar="N", help="in 16 bit (default: 131072)")
-    memory.add_argument("--kv-dtype", metavar="NAME", help="bfloat16, float16, float32, int8 or fp8")
+    memory.add_argument(
+        "--kv-bytes-per-token",
+        type=float,
+        metavar="N",
+        help="in 16 bit, with --kv-memory-bytes (default: of the model that --cost names, llama-3.1-8b without it)",
+    )
+    memory.add_argument(
+        "--kv-dtype",
+        metavar="NAME",
+        help="of these bytes: bfloat16, float16, float32, int8 or fp8, scales counted (default: bfloat16)",
+    )
     memory.add_argument("--allocator", metavar="NAME", help=f"{', '.join(ALLOCATORS)} (default: paged)")
     serial = parser.add_argument_group("one request at a time")
     serial.add_argument(

@@ -50,7 +50,7 @@ def test_a_sweep_prints_a_line_for_each_combination(capsys: pytest.CaptureFixtur
 def test_memory_may_be_given_in_bytes(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["--serial", "--kv-memory-bytes", "1GiB", "--sweep", "kv_dtype=bfloat16,int8", "--json"]
     blocks = [json.loads(line)["num_blocks"] for line in run(capsys, AGENTS, *arguments).splitlines()]
-    assert blocks == [2**30 // (131_072 * 64), 2**31 // (131_072 * 64)]
+    assert blocks == [2**30 // (131_072 * 64), 2**30 // ((65_536 + 2_048) * 64)]
 
 
 def test_a_policy_comes_from_a_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
