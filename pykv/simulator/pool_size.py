@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from pykv.errors import ConfigError
-from pykv.kv_format import KvFormat, kv_format_of
+from pykv.kv_format import USUAL_HEAD_DIM, KvFormat, kv_format_of
 from pykv.simulator.cost import DEFAULT_COST, CostModel, kv_of_cost
 
 __all__ = ["DEFAULT_DTYPE", "blocks_in"]
 
 DEFAULT_DTYPE = "bfloat16"
-USUAL_HEAD_DIM = 128
-"""Of a model of which the bytes alone are known: by it rows, and so scales, are counted."""
 
 
 def blocks_in(
@@ -58,4 +56,5 @@ def _bytes_per_token(form: KvFormat, given: float | None, cost: str | CostModel 
         given = named
     if isinstance(given, bool) or not isinstance(given, int | float) or not 0 < given < 1e12:
         raise ConfigError(f"kv_bytes_per_token is {given!r}: allowed is above 0 and below 1e12")
+    # Of such a model the head size, and so how many scales there are, is not known.
     return given * form.row_bytes(USUAL_HEAD_DIM) / (2 * USUAL_HEAD_DIM)

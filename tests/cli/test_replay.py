@@ -113,6 +113,16 @@ def test_fit_writes_a_model_that_replay_reads(capsys: pytest.CaptureFixture[str]
     assert shown["latency_p50"] == pytest.approx(0.55, rel=0.1)
 
 
+@pytest.mark.parametrize("module", ["pykv", "pykv.cli.main"])
+def test_the_program_runs_as_a_module(module: str) -> None:
+    command = [sys.executable, "-m", module, "replay", AGENTS, "--serial", "--num-blocks", "9", "--json"]
+    shown = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
+    assert json.loads(shown)["num_blocks"] == 9
+    refused = subprocess.run([*command[:3], "fly"], capture_output=True, text=True, timeout=60)
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert refused.stderr.startswith("pykv: 'fly' is no command")
+
+
 def test_replay_brings_no_heavy_module() -> None:
     code = (
         "import sys; from pykv.cli.main import main;"
