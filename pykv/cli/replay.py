@@ -26,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Replays one trace once, or as often as a sweep says.
 
     Returns:
-        0.
+        0; 1 where nothing ran, since every request was refused.
 
     Raises:
         PykvError: an option, or the trace, is not allowed.
@@ -51,11 +51,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             points = sweep(trace, values, options=options, on_done=on_done)
         print("\n".join(json.dumps(point.result.to_json()) for point in points) if as_json else table(points))
         _plot(plots, lambda plot, path: plot.plot_sweep(points, path))
+        results = [point.result for point in points]
     else:
         result = Replayer(trace).run(**options)
         print(json.dumps(result.to_json(with_series=series)) if as_json else report(result))
         _plot(plots, lambda plot, path: plot.plot_result(result, path))
-    return 0
+        results = [result]
+    return int(all(result.nothing_ran for result in results))
 
 
 def _plot(paths: Sequence[str], draw: Callable[[Any, str], None]) -> None:

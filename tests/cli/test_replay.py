@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from pykv.cli.main import main
+from pykv.cli.replay_report import DASH
 
 TRACES = Path(__file__).parents[2] / "examples/traces"
 AGENTS = str(TRACES / "agents.jsonl")
@@ -111,6 +112,23 @@ def test_fit_writes_a_model_that_replay_reads(capsys: pytest.CaptureFixture[str]
     assert json.loads(model.read_text())["num_requests"] == 8
     shown = json.loads(run(capsys, str(run_path), "--num-blocks", "99", "--cost", str(model), "--json"))
     assert shown["latency_p50"] == pytest.approx(0.55, rel=0.1)
+
+
+def test_a_replay_in_which_nothing_ran_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["replay", AGENTS, "--num-blocks", "1"]
+    assert main(arguments) == 1
+    shown = capsys.readouterr().out
+    assert f"hit rate        {DASH}" in shown
+    assert "requests were refused: none fits" in shown
+    assert main([*arguments, "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert found["refused"] == found["num_requests"]
+    assert found["ttft_p50"] is found["latency_mean"] is found["waste"] is None
+    assert main(["replay", AGENTS, "--sweep", "num_blocks=1,2"]) == 1
+    heads, *rows = capsys.readouterr().out.splitlines()
+    assert "refused" in heads
+    assert all(DASH in row for row in rows)
+    assert main(["replay", AGENTS, "--sweep", "num_blocks=1,500"]) == 0
 
 
 @pytest.mark.parametrize("module", ["pykv", "pykv.cli.main"])
