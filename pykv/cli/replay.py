@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import inspect
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -11,6 +12,7 @@ from importlib import util
 from pathlib import Path
 from typing import Any
 
+from pykv.cli.pictures import check_picture
 from pykv.cli.replay_report import report, table
 from pykv.errors import ConfigError
 from pykv.simulator.cost import DEFAULT_COST
@@ -38,7 +40,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         raise ConfigError("series: not allowed without json")
     if series and grid:
         raise ConfigError("series: not allowed with sweep")
+    for plot in plots:
+        check_picture(plot)
     options = {name: value for name, value in given.items() if value is not None}
+    if plots and not grid and options.get("serial"):
+        raise ConfigError(
+            "plot: one serial replay has nothing to draw; sweep num_blocks, or leave serial out"
+        )
     if "policy" in options:
         options["policy"] = _policy(options["policy"])
     try:
@@ -228,7 +236,14 @@ def _policy(text: str) -> str | EvictionPolicy:
     spec.loader.exec_module(module)
     if not hasattr(module, name):
         raise ConfigError(f"policy is {text!r}: {path} defines no {name}")
-    policy: EvictionPolicy = getattr(module, name)()
+    made = getattr(module, name)
+    try:
+        inspect.signature(made).bind()
+    except TypeError as error:
+        raise ConfigError(
+            f"policy is {text!r}: allowed is a class made without arguments; {error}"
+        ) from error
+    policy: EvictionPolicy = made()
     return policy
 
 

@@ -87,7 +87,8 @@ def _times(report: TimedReport) -> list[str]:
     lines += [
         f"at once         {report.mean_running:.1f} requests on average, {report.max_running} at most",
         f"memory          {100 * report.kv_usage:.1f} % in use, "
-        f"{_number(100 * report.waste, '.1f')} % of what decodes keep is empty, {100 * report.external_fragmentation:.1f} % of what is free is in too short pieces",
+        f"{_number(100 * report.waste, '.1f')} % of what decodes keep is empty, "
+        f"{100 * report.external_fragmentation:.1f} % of what is free is in too short pieces",
         f"preemptions     {report.preemptions:,} in {report.preempting_steps:,} steps: "
         f"{report.recomputed_tokens:,} tokens computed again, {report.swapped_blocks:,} blocks swapped, "
         f"{report.stalled_seconds:,.1f} s stalled",

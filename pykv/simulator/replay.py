@@ -18,7 +18,7 @@ from pykv.simulator.result import ReplayResult
 from pykv.simulator.timed_report import timed_report
 from pykv.simulator.trace import Trace, read_trace
 
-__all__ = ["ALLOCATORS", "Replayer", "replay"]
+__all__ = ["ALLOCATORS", "MAX_BLOCKS", "Replayer", "replay"]
 
 ALLOCATORS = ("paged", "contiguous", "contiguous-exact")
 MAX_BLOCKS = 2**26
@@ -131,6 +131,12 @@ class Replayer:
         _choose("allocator", allocator, ALLOCATORS)
         if isinstance(policy, str):
             _choose("policy", policy, POLICIES)
+        elif isinstance(policy, type) or not callable(getattr(policy, "rank", None)):
+            raise ConfigError(
+                f"policy is {policy!r}: allowed are {', '.join(POLICIES)}, or an object with a method rank"
+            )
+        if cost is not None and not isinstance(cost, str | CostModel):
+            raise ConfigError(f"cost is {cost!r}: allowed is a CostModel, or a text that names one")
         native = self._in_blocks_of(block_size)
         size = native.block_size
         if (num_blocks is None) == (kv_memory_bytes is None):
@@ -163,8 +169,8 @@ class Replayer:
             raise ConfigError(f"policy is {name!r}: in virtual time allowed is 'lru'; others need serial")
         cost = DEFAULT_COST if cost is None else cost
         speed = 1.0 if speed is None else speed
-        if isinstance(speed, bool) or not isinstance(speed, int | float):
-            raise ConfigError(f"speed is {speed!r}: allowed is a finite number above 0")
+        if isinstance(speed, bool) or not isinstance(speed, int | float) or not 1e-6 <= speed <= 1e6:
+            raise ConfigError(f"speed is {speed!r}: allowed is a number from 1e-6 to 1e6")
         if concurrency is not None and (type(concurrency) is not int or not 1 <= concurrency <= MAX_BLOCKS):
             raise ConfigError(f"concurrency is {concurrency!r}: allowed are None and 1 to {MAX_BLOCKS}")
         config = self._config(blocks, native, allocator, scheduler)

@@ -80,8 +80,19 @@ def test_a_policy_comes_from_a_file(capsys: pytest.CaptureFixture[str], tmp_path
         ([AGENTS, "--num-blocks", "9", "--sweep", "speed=fast"], "speed is 'fast': allowed are numbers"),
         (
             [AGENTS, "--num-blocks", "900", "--plot", "no/such/folder.svg"],
-            "plot no/such/folder.svg: No such file",
+            "--plot is 'no/such/folder.svg', which cannot be written: there is no folder no/such",
         ),
+        # Before the trace is looked at.
+        (
+            ["missing.jsonl", "--num-blocks", "9", "--plot", "x.jpg"],
+            "--plot is 'x.jpg'; allowed: a file that ends",
+        ),
+        (
+            [AGENTS, "--num-blocks", "9", "--serial", "--plot", "x.svg"],
+            "one serial replay has nothing to draw",
+        ),
+        ([AGENTS, "--num-blocks", "9", "--series"], "series: not allowed without json"),
+        ([AGENTS, "--num-blocks", "9", "--seed", "-1"], "seed is -1"),
     ],
 )
 def test_a_refusal_is_one_line(
@@ -112,6 +123,28 @@ def test_fit_writes_a_model_that_replay_reads(capsys: pytest.CaptureFixture[str]
     assert json.loads(model.read_text())["num_requests"] == 8
     shown = json.loads(run(capsys, str(run_path), "--num-blocks", "99", "--cost", str(model), "--json"))
     assert shown["latency_p50"] == pytest.approx(0.55, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("class Mine: pass", "an object with a method rank"),
+        (
+            "class Mine:\n def __init__(self, size): pass\n def rank(self, use): return 0",
+            "missing a required argument",
+        ),
+        ("Mine = 3", "is not a callable object"),
+    ],
+)
+def test_a_policy_that_is_none_is_refused(
+    code: str, message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "mine.py").write_text(code)
+    arguments = [AGENTS, "--serial", "--num-blocks", "9", "--policy", f"{tmp_path / 'mine.py'}:Mine"]
+    assert main(["replay", *arguments]) == 2
+    shown = capsys.readouterr().err
+    assert message in shown
+    assert shown.count("\n") == 1
 
 
 def test_a_replay_in_which_nothing_ran_says_so(capsys: pytest.CaptureFixture[str]) -> None:

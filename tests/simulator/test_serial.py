@@ -91,7 +91,16 @@ def test_a_policy_is_told_what_was_used_and_found(write_trace: WriteTrace) -> No
     assert seen == [(0, [0, 1], 0), (1, [0, 1], 2)]
 
 
-@pytest.mark.parametrize(("ranks", "message"), [([1.0, 2.0, 3.0, 4.0, 5.0], "does not fit"), (np.nan, "NaN")])
+@pytest.mark.parametrize(
+    ("ranks", "message"),
+    [
+        ([1.0, 2.0, 3.0, 4.0, 5.0], "does not fit"),
+        ([1.0], "does not fit"),
+        (None, "NaN"),
+        (np.nan, "NaN"),
+        ("high", "gives no numbers"),
+    ],
+)
 def test_ranks_that_do_not_fit_are_refused(ranks: object, message: str, write_trace: WriteTrace) -> None:
     path = write_trace([(0, 40, 1, None, [[0, 3]])])
     with pytest.raises(pykv.ConfigError, match=message):
@@ -121,6 +130,8 @@ def test_knowledge_is_worth_something_and_the_bounds_hold() -> None:
             "policy is 'fifo': allowed are lru, session_end, session_idle, dead, opt",
         ),
         ({"num_blocks": 8, "max_num_seqs": 2}, "max_num_seqs: not allowed with serial"),
+        ({"num_blocks": 8, "policy": object()}, "policy is <object .* or an object with a method rank"),
+        ({"num_blocks": 8, "policy": LeastRecent}, "policy is <class .* or an object with a method rank"),
         ({"num_blocks": 8, "block_size": 48}, "block_size is 48: allowed is a divisor"),
     ],
 )
