@@ -31,10 +31,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BF16",
+    "USUAL_HEAD_DIM",
     "CodecFormat",
     "DtypeFormat",
     "ElementType",
     "KvFormat",
+    "checked_row_bytes",
     "kv_format_names",
     "kv_format_of",
     "register_kv_format",
@@ -42,6 +44,9 @@ __all__ = [
 
 SCALE_BYTES = 4
 """A scale is a float32."""
+
+USUAL_HEAD_DIM = 128
+"""The head size by which a format is tried before a model's is known."""
 
 Scales = tuple[float, float] | None
 
@@ -170,6 +175,8 @@ def kv_format_of(of: str | ElementType | KvFormat) -> KvFormat:
     if isinstance(of, KvFormat):
         return of
     if not isinstance(of, str):
+        if isinstance(of, type) or type(getattr(of, "itemsize", None)) is not int:
+            raise ConfigError(f"kv_dtype is {of!r}; allowed: a KvFormat, the name of one, or a dtype")
         dtype_name = str(of).removeprefix("torch.")
         return DtypeFormat(_DTYPE_NAMES.get(dtype_name, dtype_name), dtype_name, of.itemsize)
     found = _formats.get(_DTYPE_NAMES.get(of, of))
@@ -178,12 +185,39 @@ def kv_format_of(of: str | ElementType | KvFormat) -> KvFormat:
     return found
 
 
-def register_kv_format(added: KvFormat) -> None:
-    """Lets `kv_dtype` name a format.
+def checked_row_bytes(of: KvFormat, head_dim: int) -> int:
+    """The bytes of one row, for a format from anywhere.
 
     Raises:
-        ConfigError: its name is taken, or reserved.
+        ConfigError: it gives no number of bytes that a row can take, or fails.
     """
-    if added.name in (*_formats, *_DTYPE_NAMES, "auto"):
-        raise ConfigError(f"the KV format's name is {added.name!r}; allowed is one that is not taken")
-    _formats[added.name] = added
+    try:
+        found = of.row_bytes(head_dim)
+    except ConfigError:
+        raise
+    except Exception as error:  # the format is somebody's own code
+        raise ConfigError(f"the KV format {of.name!r} fails in row_bytes({head_dim}): {error!r}") from error
+    if type(found) is not int or found < 1:
+        raise ConfigError(
+            f"the KV format {of.name!r} gives {found!r} as row_bytes({head_dim}); allowed: a whole number above 0"
+        )
+    return found
+
+
+def register_kv_format(added: KvFormat) -> None:
+    """Lets `kv_dtype` name a format. What `encode` and `decode` of a `CodecFormat` return a pool checks.
+
+    Raises:
+        ConfigError: it is no `KvFormat` object, its name is empty, taken or reserved, or its rows have no bytes.
+    """
+    if not isinstance(added, KvFormat):
+        is_class = isinstance(added, type) and issubclass(added, KvFormat)
+        hint = f", as in {added.__name__}()" if is_class else ""
+        raise ConfigError(
+            f"the KV format is {added!r}; allowed: an object of a class derived from KvFormat{hint}"
+        )
+    name = getattr(added, "name", None)
+    if not isinstance(name, str) or not name.strip() or name in (*_formats, *_DTYPE_NAMES, "auto"):
+        raise ConfigError(f"the KV format's name is {name!r}; allowed is one that is not taken")
+    checked_row_bytes(added, USUAL_HEAD_DIM)
+    _formats[name] = added

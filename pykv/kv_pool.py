@@ -9,7 +9,7 @@ from pykv.attention import KvScales, copy_blocks
 from pykv.attention.transfer import LayerCache, transfer_blocks
 from pykv.errors import ConfigError
 from pykv.host_memory import anonymous_memory, available_bytes
-from pykv.kv_format import BF16, DtypeFormat, KvFormat, kv_format_of
+from pykv.kv_format import BF16, CodecFormat, DtypeFormat, KvFormat, checked_row_bytes, kv_format_of
 from pykv.layer_groups import LayerGroups
 from pykv.layout import CacheType, KvLayer, KvLayout
 
@@ -62,8 +62,8 @@ class KvPool:
             is_pinned: whether a GPU shall reach it, for a pool in host memory.
 
         Raises:
-            ConfigError: a number is below 1, the format is unknown or none that a cache can have, or the device has
-                fewer bytes left than the pool needs; nothing was allocated.
+            ConfigError: a number is below 1, the format is unknown or none that a cache can have, its rows are not what
+                it says, or the device has fewer bytes left than the pool needs; nothing was allocated.
         """
         _check_counts(num_blocks, block_size)
         if layout.storage != "expanded":
@@ -76,6 +76,7 @@ class KvPool:
         self.block_size = block_size
         self.format = kv_format_of(format)
         self.dtype = _checked_dtype(self.format)
+        _check_rows(self.format, layout)
         self.device = torch.device(device)
         self.nbytes = num_blocks * self.groups.block_bytes(layout, block_size, self.format)
         self._is_pinned = is_pinned
@@ -210,6 +211,33 @@ def _checked_dtype(format: KvFormat) -> torch.dtype:
             f"format of the KV pool is {format.dtype_name}; allowed are {allowed} and the formats by name"
         )
     return dtype
+
+
+def _check_rows(form: KvFormat, layout: KvLayout) -> None:
+    """Tries a format from anywhere on the sizes that it will meet."""
+    for size in sorted(
+        {size for layer in layout.layers for size in (layer.head_dim_k, layer.head_dim_v) if size}
+    ):
+        row_bytes = checked_row_bytes(form, size)
+        if isinstance(form, CodecFormat):
+            rows = torch.zeros(2, 3, size)
+            codes = _coded("encode", form, rows, torch.uint8, row_bytes)
+            _coded("decode", form, codes, torch.float32, size)
+
+
+def _coded(method: str, form: CodecFormat, of: Tensor, dtype: torch.dtype, width: int) -> Tensor:
+    """What `encode` or `decode` of a format makes of [2, 3, ...], checked."""
+    try:
+        found = form.encode(of) if method == "encode" else form.decode(of, width)
+    except Exception as error:  # the format is somebody's own code
+        raise ConfigError(f"the KV format {form.name!r} fails in {method}: {error!r}") from error
+    shape = (2, 3, width)
+    if not isinstance(found, Tensor) or tuple(found.shape) != shape or found.dtype is not dtype:
+        got = f"{found.dtype} {tuple(found.shape)}" if isinstance(found, Tensor) else repr(found)
+        raise ConfigError(
+            f"the KV format {form.name!r} returns {got} from {method} of {tuple(of.shape)}; allowed: {dtype} {shape}"
+        )
+    return found
 
 
 def _available_bytes(device: torch.device) -> int | None:

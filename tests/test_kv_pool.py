@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
 from pykv import CodecFormat, ConfigError, KvLayout, KvPool, register_kv_format
-from pykv.kv_format import kv_format_of
+from pykv.kv_format import kv_format_names, kv_format_of
 from pykv.layout import KvLayer
 
 LAYOUT = KvLayout((KvLayer(3, 8, 8), KvLayer(2, 12, 4, window=5), KvLayer(3, 8, 8, reads_layer=0)))
@@ -130,6 +132,72 @@ def test_a_foreign_format_keeps_its_rows_as_bytes(four_bits: CodecFormat) -> Non
 def test_a_taken_name_is_refused(four_bits: CodecFormat) -> None:
     with pytest.raises(ConfigError, match="name is 'int4'; allowed is one that is not taken"):
         register_kv_format(four_bits)
+
+
+class Own(CodecFormat):
+    """Float16 in bytes; a test bends one of its parts."""
+
+    def __init__(self, name: object = "own", **bent: Any) -> None:
+        self.name, self._bent = name, bent  # type: ignore[assignment]
+
+    def row_bytes(self, head_dim: int) -> int:
+        return self._bent.get("row_bytes", lambda size: 2 * size)(head_dim)
+
+    def encode(self, rows: torch.Tensor) -> torch.Tensor:
+        return self._bent.get("encode", lambda rows: rows.half().view(torch.uint8))(rows)
+
+    def decode(self, codes: torch.Tensor, head_dim: int) -> torch.Tensor:
+        return self._bent.get("decode", lambda codes: codes.view(torch.float16).float())(codes)
+
+
+ROWS = {
+    "zero": (lambda size: 0, "gives 0 as row_bytes"),
+    "negative": (lambda size: -size, "gives -128 as row_bytes"),
+    "fraction": (lambda size: 4.5, "gives 4.5 as row_bytes"),
+    "nothing": (lambda size: None, "gives None as row_bytes"),
+    "failure": (lambda size: 1 // 0, "fails in row_bytes.128.: ZeroDivisionError"),
+}
+
+
+@pytest.mark.parametrize("bent", ROWS)
+def test_a_format_whose_rows_have_no_size_is_not_registered(bent: str) -> None:
+    row_bytes, message = ROWS[bent]
+    with pytest.raises(ConfigError, match=f"'own' {message}"):
+        register_kv_format(Own(row_bytes=row_bytes))
+    with pytest.raises(ConfigError, match=r"'own' (gives|fails)"):
+        KvPool(LAYOUT, num_blocks=3, format=Own(row_bytes=row_bytes))
+    assert "own" not in kv_format_names()
+
+
+@pytest.mark.parametrize("added", [Own, None, "own", Own(""), Own(" "), Own(None), Own("bf16"), Own("auto")])
+def test_what_is_no_format_with_a_name_is_not_registered(added: Any) -> None:
+    before = kv_format_names()
+    with pytest.raises(ConfigError, match=r"the KV format('s name)? is "):
+        register_kv_format(added)
+    assert kv_format_names() == before
+
+
+@pytest.mark.parametrize("no_format", [None, 3, Own, object(), float])
+def test_a_pool_of_no_format_is_refused(no_format: Any) -> None:
+    with pytest.raises(ConfigError, match=r"kv_dtype is .*; allowed: a KvFormat"):
+        KvPool(LAYOUT, num_blocks=3, format=no_format)
+
+
+@pytest.mark.parametrize(
+    ("bent", "message"),
+    [
+        ({"encode": lambda rows: rows.half()}, r"returns torch.float16 \(2, 3, 4\) from encode"),
+        ({"encode": lambda rows: rows.to(torch.uint8)}, r"returns torch.uint8 \(2, 3, 4\) from encode"),
+        ({"encode": lambda rows: None}, "returns None from encode"),
+        ({"encode": lambda rows: rows.view(torch.bool)[9]}, "fails in encode"),
+        ({"decode": lambda codes: codes.view(torch.float16)}, "returns torch.float16 .* from decode"),
+        ({"decode": lambda codes: codes.float()}, r"returns torch.float32 \(2, 3, 8\) from decode"),
+    ],
+)
+def test_a_pool_tries_how_a_format_encodes(bent: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=f"'own' {message}"):
+        KvPool(LAYOUT, num_blocks=3, format=Own(**bent))
+    assert KvPool(LAYOUT, num_blocks=3, format=Own()).nbytes > 0
 
 
 def filled(pool: KvPool, seed: int) -> KvPool:

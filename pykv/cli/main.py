@@ -76,3 +76,7 @@ def _usage() -> str:
 def _refuse(message: str) -> int:
     print(f"pykv: {' '.join(message.split())}", file=sys.stderr)
     return REFUSED
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import inspect
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -11,10 +12,12 @@ from importlib import util
 from pathlib import Path
 from typing import Any
 
+from pykv.cli.pictures import check_picture
 from pykv.cli.replay_report import report, table
 from pykv.errors import ConfigError
+from pykv.simulator.cost import DEFAULT_COST
 from pykv.simulator.policy import POLICIES, EvictionPolicy
-from pykv.simulator.replay import ALLOCATORS, DEFAULT_COST, Replayer
+from pykv.simulator.replay import ALLOCATORS, Replayer
 from pykv.simulator.sweep import sweep
 from pykv.simulator.trace import read_trace
 
@@ -25,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Replays one trace once, or as often as a sweep says.
 
     Returns:
-        0.
+        0; 1 where nothing ran, since every request was refused.
 
     Raises:
         PykvError: an option, or the trace, is not allowed.
@@ -33,7 +36,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = vars(_parser().parse_args(arguments))
     path, as_json, grid, plots = (given.pop(name) for name in ("trace", "json", "sweep", "plot"))
     rate, seed, series = (given.pop(name) for name in ("request_rate", "seed", "series"))
+    if series and not as_json:
+        raise ConfigError("series: not allowed without json")
+    if series and grid:
+        raise ConfigError("series: not allowed with sweep")
+    for plot in plots:
+        check_picture(plot)
     options = {name: value for name, value in given.items() if value is not None}
+    if plots and not grid and options.get("serial"):
+        raise ConfigError(
+            "plot: one serial replay has nothing to draw; sweep num_blocks, or leave serial out"
+        )
     if "policy" in options:
         options["policy"] = _policy(options["policy"])
     try:
@@ -46,11 +59,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             points = sweep(trace, values, options=options, on_done=on_done)
         print("\n".join(json.dumps(point.result.to_json()) for point in points) if as_json else table(points))
         _plot(plots, lambda plot, path: plot.plot_sweep(points, path))
+        results = [point.result for point in points]
     else:
         result = Replayer(trace).run(**options)
         print(json.dumps(result.to_json(with_series=series)) if as_json else report(result))
         _plot(plots, lambda plot, path: plot.plot_result(result, path))
-    return 0
+        results = [result]
+    return int(all(result.nothing_ran for result in results))
 
 
 def _plot(paths: Sequence[str], draw: Callable[[Any, str], None]) -> None:
@@ -104,8 +119,17 @@ def _parser() -> argparse.ArgumentParser:
     memory.add_argument(
         "--kv-memory-bytes", type=_bytes, metavar="N", help="in the place of --num-blocks; 20GiB, 80GB"
     )
-    memory.add_argument("--kv-bytes-per-token", type=float, metavar="N", help="in 16 bit (default: 131072)")
-    memory.add_argument("--kv-dtype", metavar="NAME", help="bfloat16, float16, float32, int8 or fp8")
+    memory.add_argument(
+        "--kv-bytes-per-token",
+        type=float,
+        metavar="N",
+        help="in 16 bit, with --kv-memory-bytes (default: of the model that --cost names, llama-3.1-8b without it)",
+    )
+    memory.add_argument(
+        "--kv-dtype",
+        metavar="NAME",
+        help="of these bytes: bfloat16, float16, float32, int8 or fp8, scales counted (default: bfloat16)",
+    )
     memory.add_argument("--allocator", metavar="NAME", help=f"{', '.join(ALLOCATORS)} (default: paged)")
     serial = parser.add_argument_group("one request at a time")
     serial.add_argument(
@@ -212,7 +236,14 @@ def _policy(text: str) -> str | EvictionPolicy:
     spec.loader.exec_module(module)
     if not hasattr(module, name):
         raise ConfigError(f"policy is {text!r}: {path} defines no {name}")
-    policy: EvictionPolicy = getattr(module, name)()
+    made = getattr(module, name)
+    try:
+        inspect.signature(made).bind()
+    except TypeError as error:
+        raise ConfigError(
+            f"policy is {text!r}: allowed is a class made without arguments; {error}"
+        ) from error
+    policy: EvictionPolicy = made()
     return policy
 
 

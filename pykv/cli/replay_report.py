@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from pykv.simulator.result import ReplayResult, TimedReport
 from pykv.simulator.sweep import SweepPoint
 
 __all__ = ["report", "table"]
+
+DASH = "\N{EN DASH}"
+"""In the place of a number where nothing was measured."""
 
 
 def table(points: Sequence[SweepPoint]) -> str:
@@ -19,14 +23,16 @@ def table(points: Sequence[SweepPoint]) -> str:
     timed = [point.result.timed for point in points]
     if reports := [report for report in timed if report is not None]:
         columns |= {
-            "TTFT p50 s": [f"{report.ttft.p50:.3f}" for report in reports],
-            "TTFT p99 s": [f"{report.ttft.p99:.3f}" for report in reports],
-            "TPOT p50 s": [f"{report.tpot.p50:.4f}" for report in reports],
+            "TTFT p50 s": [_number(report.ttft.p50, ".3f") for report in reports],
+            "TTFT p99 s": [_number(report.ttft.p99, ".3f") for report in reports],
+            "TPOT p50 s": [_number(report.tpot.p50, ".4f") for report in reports],
             "tokens/s": [f"{report.output_tokens_per_second:.0f}" for report in reports],
             "at once": [f"{report.mean_running:.1f}" for report in reports],
-            "waste": [f"{report.waste:.3f}" for report in reports],
+            "waste": [_number(report.waste, ".3f") for report in reports],
             "preemptions": [str(report.preemptions) for report in reports],
         }
+        if any(report.refused for report in reports):
+            columns |= {"refused": [str(report.refused) for report in reports]}
     widths = {name: max(len(name), *map(len, values)) for name, values in columns.items()}
     rows = [list(columns), *map(list, zip(*columns.values(), strict=True))]
     aligned = ([cell.rjust(width) for cell, width in zip(row, widths.values(), strict=True)] for row in rows)
@@ -35,6 +41,10 @@ def table(points: Sequence[SweepPoint]) -> str:
 
 def _shown(value: object) -> str:
     return str(value) if isinstance(value, str | int | float) else type(value).__name__
+
+
+def _number(value: float, form: str) -> str:
+    return DASH if math.isnan(value) else format(value, form)
 
 
 def report(result: ReplayResult) -> str:
@@ -46,6 +56,11 @@ def report(result: ReplayResult) -> str:
         f"bounds          {result.hit_rate_opt:.3f} the best choice of victims, {result.hit_rate_infinite:.3f} "
         "a cache that forgets nothing",
     ]
+    if result.nothing_ran:
+        lines[1] = f"hit rate        {DASH}"
+        return "\n".join(
+            [*lines, f"nothing ran     all {result.num_requests:,} requests were refused: none fits"]
+        )
     if result.evictions is not None:
         lines.append(f"evictions       {result.evictions:,}")
     if result.timed is not None:
@@ -67,11 +82,13 @@ def _times(report: TimedReport) -> list[str]:
         ("queue", report.queue),
         ("latency", report.latency),
     ):
-        lines.append(f"{name:<15} {of.p50:.4f} s p50, {of.p90:.4f} p90, {of.p95:.4f} p95, {of.p99:.4f} p99")
+        p50, p90, p95, p99 = (_number(value, ".4f") for value in (of.p50, of.p90, of.p95, of.p99))
+        lines.append(f"{name:<15} {p50} s p50, {p90} p90, {p95} p95, {p99} p99")
     lines += [
         f"at once         {report.mean_running:.1f} requests on average, {report.max_running} at most",
-        f"memory          {100 * report.kv_usage:.1f} % in use, {100 * report.waste:.1f} % of what decodes keep is "
-        f"empty, {100 * report.external_fragmentation:.1f} % of what is free is in too short pieces",
+        f"memory          {100 * report.kv_usage:.1f} % in use, "
+        f"{_number(100 * report.waste, '.1f')} % of what decodes keep is empty, "
+        f"{100 * report.external_fragmentation:.1f} % of what is free is in too short pieces",
         f"preemptions     {report.preemptions:,} in {report.preempting_steps:,} steps: "
         f"{report.recomputed_tokens:,} tokens computed again, {report.swapped_blocks:,} blocks swapped, "
         f"{report.stalled_seconds:,.1f} s stalled",

@@ -21,6 +21,11 @@ HEAD_DIM = ("head_dim", "attention_head_dim", "kv_channels")
 TEXT_PARTS = ("text_config", "llm_config", "language_config", "decoder")
 
 
+LARGEST_FIELD = 2**40
+"""Of any number in a config: what is larger is no model's."""
+MOST_LAYERS = 10_000
+
+
 class ConfigFields:
     """One face over config objects and mappings: a field that is absent or null counts as missing."""
 
@@ -63,7 +68,12 @@ def read_layers(config: Config, storage: Storage) -> tuple[KvLayer, ...]:
     fields = ConfigFields(config)
     if fields.find("is_encoder_decoder"):
         raise UnsupportedModelError("check 'layout': is_encoder_decoder is true; only decoders are supported")
-    kinds = layer_kinds(fields, fields.needed(*NUM_LAYERS))
+    num_layers = fields.needed(*NUM_LAYERS)
+    if num_layers > MOST_LAYERS:
+        raise UnsupportedModelError(
+            f"check 'layout': the config has {num_layers} layers; allowed: at most {MOST_LAYERS:,}"
+        )
+    kinds = layer_kinds(fields, num_layers)
     shapes = _shapes(fields, storage, kinds)
     reads = _shared_from(fields, kinds)
     windows = [layer_window(fields, kind) for kind in kinds]
@@ -107,13 +117,18 @@ def _plain_shape(fields: ConfigFields, layer: int) -> _Shape:
 
 
 def _head_dim_of_hidden(fields: ConfigFields, layer: int) -> int:
-    return fields.needed(*HIDDEN_SIZE) // _num_heads(fields, layer)
+    hidden, num_heads = fields.needed(*HIDDEN_SIZE), _num_heads(fields, layer)
+    if num_heads > hidden:
+        raise UnsupportedModelError(
+            f"check 'layout': {num_heads} heads share a hidden size of {hidden}; allowed: at least 1 element each"
+        )
+    return hidden // num_heads
 
 
 def _num_heads(fields: ConfigFields, layer: int) -> int:
     listed = fields.find(*NUM_HEADS, "num_query_heads")
     return (
-        _positive("num_query_heads", listed[layer]) if isinstance(listed, list) else fields.needed(*NUM_HEADS)
+        _listed("num_query_heads", listed, layer) if isinstance(listed, list) else fields.needed(*NUM_HEADS)
     )
 
 
@@ -125,7 +140,7 @@ def _num_kv_heads(fields: ConfigFields, layer: int) -> int:
         return 1
     listed = fields.find(*NUM_KV_HEADS)
     if isinstance(listed, list):
-        return _positive("num_kv_heads", listed[layer])
+        return _listed("num_kv_heads", listed, layer)
     nested = ConfigFields(fields.find("attn_config") or {})
     return fields.count(*NUM_KV_HEADS) or nested.count("kv_n_heads") or _num_heads(fields, layer)
 
@@ -173,9 +188,20 @@ def _shared_from(fields: ConfigFields, kinds: Sequence[str]) -> list[int | None]
     return [None] * num_own + [last[kind] for kind in kinds[num_own:]]
 
 
+def _listed(name: str, values: Sequence[Any], layer: int) -> int:
+    """What a config's list says of one layer."""
+    if layer >= len(values):
+        raise UnsupportedModelError(
+            f"check 'layout': {name} lists {len(values)} layers, of which {layer} is none"
+        )
+    return _positive(name, values[layer])
+
+
 def _positive(name: str, value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise UnsupportedModelError(f"check 'layout': {name} is {value!r}; a whole number above 0 is needed")
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= LARGEST_FIELD:
+        raise UnsupportedModelError(
+            f"check 'layout': {name} is {value!r}; a whole number from 1 to {LARGEST_FIELD} is needed"
+        )
     return value
 
 

@@ -64,7 +64,7 @@ def read_histogram(path: Path) -> LengthDistribution:
 def read_trace(path: Path) -> TraceLengths:
     """Reads a trace: JSON lines, compressed by gzip or not, with the fields `in` and `out` (tokens) of each request.
 
-    A first line without them is a heading. Other fields are not looked at.
+    A first line without them is a heading. Of other fields only `ts` is looked at, which has to be a time.
 
     Raises:
         ConfigError: the file cannot be read, or a line is malformed; the message names the line and the field.
@@ -76,6 +76,7 @@ def read_trace(path: Path) -> TraceLengths:
         request = _json_object(path, line, text)
         if line == 1 and not {"in", "out"} & request.keys():
             continue
+        _check_time(path, line, request)
         prompts.append(_field(path, line, request, "in", 1))
         outputs.append(_field(path, line, request, "out", 0))
     if not prompts:
@@ -122,7 +123,7 @@ def _lines(option: str, path: Path) -> list[str]:
 def _json_object(path: Path, line: int, text: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         _malformed("trace", path, line, f"no JSON: {error}")
     if not isinstance(value, dict):
         _malformed("trace", path, line, "allowed: an object with in and out")
@@ -135,6 +136,12 @@ def _field(path: Path, line: int, request: dict[str, Any], name: str, least: int
         what = f"{name} is {value!r}; allowed: a whole number from {least} to {LARGEST_OF_TRACE:,}"
         _malformed("trace", path, line, what)
     return value
+
+
+def _check_time(path: Path, line: int, request: dict[str, Any]) -> None:
+    value = request.get("ts", 0)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not -1e300 < value < 1e300:
+        _malformed("trace", path, line, f"ts is {value!r}; allowed: a finite number of seconds")
 
 
 def _whole(option: str, path: Path, line: int, name: str, text: str, least: int, most: int) -> int:

@@ -83,16 +83,26 @@ def read_model(options: PlanOptions) -> ModelFacts:
     attention, state = split_layers(_text_part(source.config))
     engine, refusal = _engine(source.config, state)
     fields = ConfigFields(source.config)
+    layout = KvLayout.from_config(attention, storage="latent")
+    num_heads = fields.count(*NUM_HEADS) if isinstance(fields.find(*NUM_HEADS), int) else None
+    _check_heads(num_heads, layout)
     return ModelFacts(
         name=source.name,
-        layout=KvLayout.from_config(attention, storage="latent"),
+        layout=layout,
         engine=engine,
         engine_refusal=refusal,
         state=state,
-        num_heads=fields.count(*NUM_HEADS) if isinstance(fields.find(*NUM_HEADS), int) else None,
+        num_heads=num_heads,
         max_positions=fields.count(*CONTEXT_CAP),
         weights=_weights(source, options),
     )
+
+
+def _check_heads(num_heads: int | None, layout: KvLayout) -> None:
+    """Query heads share KV heads evenly, in every layer."""
+    for layer in layout.layers:
+        if num_heads is not None and num_heads % layer.num_kv_heads:
+            raise refused("num_kv_heads", layer.num_kv_heads, f"a divisor of num_heads, which is {num_heads}")
 
 
 def _engine(config: Mapping[str, Any], state: StateLayers) -> tuple[EngineStorage | None, str]:

@@ -159,6 +159,11 @@ def read_options(given: Mapping[str, Any]) -> PlanOptions:
     _check_alternatives(values)
     num_gpus, tensor_parallel = _gpus(values)
     lengths, held = _lengths(values)
+    shared_prefix = checked_count("shared_prefix", values["shared_prefix"], 0, LARGEST_CONTEXT)
+    if lengths is not None and shared_prefix > lengths.tokens[-1]:
+        raise refused(
+            "shared_prefix", shared_prefix, f"at most the longest context, which is {lengths.tokens[-1]}"
+        )
     return PlanOptions(
         model=_model(values["model"]),
         by_hand=_hand_numbers(values),
@@ -181,7 +186,7 @@ def read_options(given: Mapping[str, Any]) -> PlanOptions:
         watermark=checked_share("watermark", values["watermark"], open_above=True),
         lengths=lengths,
         held=held,
-        shared_prefix=checked_count("shared_prefix", values["shared_prefix"], 0, LARGEST_CONTEXT),
+        shared_prefix=shared_prefix,
         users=_optional_count(values, "users", 1, 2**30),
         risk=checked_share("risk", values["risk"], open_below=True, open_above=True),
     )

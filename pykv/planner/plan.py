@@ -77,6 +77,7 @@ class KvPlan:
         rank_block_bytes: of one block on one rank.
         lengths: "mean", "p50", "p90", "p99", "max" of the requests, in tokens; None: not known.
         lengths_source: where they are from.
+        watermark: the share of the blocks that an admission leaves free.
         context_cap: the most tokens of a request; None: not known.
         share_beyond_cap: of the requests, which end there.
         requests: how many fit on all GPUs together, if all are as long as "p50", "p90", "p99" or the "cap"; "mix": of
@@ -116,6 +117,7 @@ class KvPlan:
     rank_block_bytes: int
     lengths: dict[str, float] | None
     lengths_source: str | None
+    watermark: float
     context_cap: int | None
     share_beyond_cap: float
     requests: dict[str, int] | None
@@ -193,6 +195,7 @@ def plan_options(options: PlanOptions) -> KvPlan:
         rank_block_bytes=now.rank.block_bytes,
         lengths=_summary(options, facts),
         lengths_source=None if lengths is None else lengths.source,
+        watermark=options.watermark,
         context_cap=cap,
         share_beyond_cap=options.lengths.share_beyond(cap) if options.lengths and cap else 0.0,
         requests=now.requests,

@@ -57,14 +57,17 @@ def ranking_of(policy: EvictionPolicy) -> Callable[[int, bytes, int], NDArray[np
 
     def rank(request: int, blocks: bytes, num_found: int) -> NDArray[np.float64]:
         use = BlockUse(request, np.frombuffer(blocks, np.uint32).astype(np.int64), num_found)
+        given = policy.rank(use)  # its own errors stay its own: their traceback shows where
         try:
-            ranks = np.broadcast_to(np.asarray(policy.rank(use), np.float64), use.blocks.shape)
-        except ValueError as error:
+            ranks = np.asarray(given, np.float64)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"rank of request {request} gives no numbers: {error}") from error
+        if ranks.shape not in ((), use.blocks.shape):
             raise ConfigError(
-                f"rank of request {request} does not fit {len(use.blocks)} blocks: {error}"
-            ) from error
+                f"rank of request {request} does not fit {len(use.blocks)} blocks: its shape is {ranks.shape}"
+            )
         if np.isnan(ranks).any():
             raise ConfigError(f"rank of request {request} is NaN: allowed are numbers")
-        return np.ascontiguousarray(ranks)
+        return np.ascontiguousarray(np.broadcast_to(ranks, use.blocks.shape))
 
     return rank

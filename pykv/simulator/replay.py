@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -10,18 +11,16 @@ from typing import Any
 from pykv import _core
 from pykv.errors import ConfigError
 from pykv.scheduler import SchedulerConfig
-from pykv.simulator.cost import CostModel
+from pykv.simulator.cost import DEFAULT_COST, CostModel
 from pykv.simulator.policy import POLICIES, EvictionPolicy, ranking_of
+from pykv.simulator.pool_size import blocks_in
 from pykv.simulator.result import ReplayResult
 from pykv.simulator.timed_report import timed_report
 from pykv.simulator.trace import Trace, read_trace
 
-__all__ = ["ALLOCATORS", "DEFAULT_COST", "Replayer", "replay"]
+__all__ = ["ALLOCATORS", "MAX_BLOCKS", "Replayer", "replay"]
 
 ALLOCATORS = ("paged", "contiguous", "contiguous-exact")
-DEFAULT_COST = "roofline:H100,model=llama-3.1-8b"
-"""In 16 bit, at 70 % of the data sheet."""
-
 MAX_BLOCKS = 2**26
 """A block takes some 70 bytes while it is replayed: more would take a machine down."""
 
@@ -81,11 +80,11 @@ class Replayer:
         policy: str | EvictionPolicy = "lru",
         block_size: int | None = None,
         kv_memory_bytes: int | None = None,
-        kv_bytes_per_token: float = 131_072,
-        kv_dtype: str = "bfloat16",
+        kv_bytes_per_token: float | None = None,
+        kv_dtype: str | None = None,
         allocator: str = "paged",
-        cost: str | CostModel = DEFAULT_COST,
-        speed: float = 1.0,
+        cost: str | CostModel | None = None,
+        speed: float | None = None,
         concurrency: int | None = None,
         knows_outputs: bool = False,
         **scheduler: Any,
@@ -99,29 +98,53 @@ class Replayer:
             policy: who makes room: a name of `POLICIES`, or an object with a method `rank`. In virtual time "lru".
             block_size: tokens a block; None: the trace's, or 16. It must divide the trace's, if that has one.
             kv_memory_bytes: the pool's size, in the place of `num_blocks`.
-            kv_bytes_per_token: in 16 bit; with `kv_memory_bytes`.
-            kv_dtype: "bfloat16", "float16", "float32", "int8" or "fp8"; with `kv_memory_bytes`. Scales are not counted.
+            kv_bytes_per_token: in 16 bit, of heads of 128 elements; with `kv_memory_bytes`. None: of the model that
+                `cost` names.
+            kv_dtype: what `kv_dtype` of an engine may name, scales counted; with `kv_memory_bytes`. None: "bfloat16".
             allocator: "paged"; "contiguous": one piece of `max_model_len` for each request; "contiguous-exact": one
                 piece as long as prompt and output turn out.
-            cost: of a step: a model, or a text for `CostModel.parse`.
-            speed: how many times as fast requests come as the trace says.
+            cost: of a step: a model, or a text for `CostModel.parse`; None: `DEFAULT_COST`.
+            speed: how many times as fast requests come as the trace says; None: as it says.
             concurrency: so many requests are always there, whatever the trace says about times; None: as it says.
             knows_outputs: whether the scheduler is told each output's length beforehand.
             scheduler: options of `pykv.SchedulerConfig` but sizes; `max_model_len` is what the longest request needs,
                 unless given.
 
         Raises:
-            ConfigError: an option is unknown or its value is not allowed.
+            ConfigError: an option is unknown, its value is not allowed, or it contradicts another.
         """
+        if unknown := sorted(set(scheduler) - SCHEDULER_OPTIONS):
+            raise ConfigError(
+                f"{unknown[0]} is unknown: known options are {', '.join(sorted(SCHEDULER_OPTIONS))}"
+            )
+        if serial:
+            times = {"cost": cost, "speed": speed, "concurrency": concurrency}
+            times |= {"knows_outputs": knows_outputs or None, **scheduler}
+            times |= {"allocator": None if allocator == "paged" else allocator}
+            _refuse_given(times, "with serial, which knows no time and no scheduler")
+        elif concurrency is not None:
+            _refuse_given({"speed": speed}, "with concurrency, which does not look at the trace's times")
+        if kv_memory_bytes is None:
+            _refuse_given(
+                {"kv_bytes_per_token": kv_bytes_per_token, "kv_dtype": kv_dtype}, "without kv_memory_bytes"
+            )
         _choose("allocator", allocator, ALLOCATORS)
         if isinstance(policy, str):
             _choose("policy", policy, POLICIES)
+        elif isinstance(policy, type) or not callable(getattr(policy, "rank", None)):
+            raise ConfigError(
+                f"policy is {policy!r}: allowed are {', '.join(POLICIES)}, or an object with a method rank"
+            )
+        if cost is not None and not isinstance(cost, str | CostModel):
+            raise ConfigError(f"cost is {cost!r}: allowed is a CostModel, or a text that names one")
         native = self._in_blocks_of(block_size)
         size = native.block_size
         if (num_blocks is None) == (kv_memory_bytes is None):
             raise ConfigError("num_blocks or kv_memory_bytes: exactly one of them is needed")
         if kv_memory_bytes is not None:
-            num_blocks = _blocks_in(kv_memory_bytes, kv_bytes_per_token, kv_dtype, size)
+            num_blocks = blocks_in(
+                kv_memory_bytes, size, cost=cost, bytes_per_token=kv_bytes_per_token, dtype=kv_dtype
+            )
         blocks = self._num_blocks(num_blocks, native)
         name = policy if isinstance(policy, str) else type(policy).__name__
         result = partial(
@@ -136,8 +159,6 @@ class Replayer:
             hit_rate_opt=_rate(native.replay_serial(blocks, "opt")),
         )
         if serial:
-            if scheduler:
-                raise ConfigError(f"{min(scheduler)} is of no use with serial")
             hits = _replay_serial(native, blocks, policy)
             return result(
                 hit_rate_blocks=_rate(hits),
@@ -146,8 +167,10 @@ class Replayer:
             )
         if policy != "lru":
             raise ConfigError(f"policy is {name!r}: in virtual time allowed is 'lru'; others need serial")
-        if isinstance(speed, bool) or not isinstance(speed, int | float):
-            raise ConfigError(f"speed is {speed!r}: allowed is a finite number above 0")
+        cost = DEFAULT_COST if cost is None else cost
+        speed = 1.0 if speed is None else speed
+        if isinstance(speed, bool) or not isinstance(speed, int | float) or not 1e-6 <= speed <= 1e6:
+            raise ConfigError(f"speed is {speed!r}: allowed is a number from 1e-6 to 1e6")
         if concurrency is not None and (type(concurrency) is not int or not 1 <= concurrency <= MAX_BLOCKS):
             raise ConfigError(f"concurrency is {concurrency!r}: allowed are None and 1 to {MAX_BLOCKS}")
         config = self._config(blocks, native, allocator, scheduler)
@@ -196,10 +219,6 @@ class Replayer:
     def _config(
         self, num_blocks: int, native: _core.Trace, allocator: str, options: dict[str, Any]
     ) -> SchedulerConfig:
-        if unknown := sorted(set(options) - SCHEDULER_OPTIONS):
-            raise ConfigError(
-                f"{unknown[0]} is unknown: known options are {', '.join(sorted(SCHEDULER_OPTIONS))}"
-            )
         options.setdefault("max_model_len", native.longest_request + 1)
         return SchedulerConfig(
             num_blocks=num_blocks + 1,
@@ -215,12 +234,9 @@ def _choose(field: str, value: object, allowed: tuple[str, ...]) -> None:
         raise ConfigError(f"{field} is {value!r}: allowed are {', '.join(allowed)}")
 
 
-def _blocks_in(memory_bytes: int, bytes_per_token: float, dtype: str, block_size: int) -> int:
-    elements = {"float32": 2.0, "bfloat16": 1.0, "float16": 1.0, "int8": 0.5, "fp8": 0.5}
-    _choose("kv_dtype", dtype, tuple(elements))
-    if not 0 < bytes_per_token < 1e12:
-        raise ConfigError(f"kv_bytes_per_token is {bytes_per_token}: allowed is above 0 and below 1e12")
-    return int(memory_bytes // (bytes_per_token * elements[dtype] * block_size))
+def _refuse_given(options: Mapping[str, object], why: str) -> None:
+    if given := [name for name, value in options.items() if value is not None]:
+        raise ConfigError(f"{', '.join(given)}: not allowed {why}")
 
 
 def _rate(hits: _core.CacheHits) -> float:

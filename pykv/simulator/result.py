@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +15,7 @@ PERCENTILES = (50, 90, 95, 99)
 
 @dataclass(frozen=True, slots=True)
 class Percentiles:
-    """Of a number that each request has: mean, and what so many of a hundred stay below."""
+    """Of a number that each request has: mean, and what so many of a hundred stay below; NaN where none has it."""
 
     mean: float
     p50: float
@@ -84,7 +85,7 @@ class TimedReport:
         mean_running: requests that ran at once, over the time of all steps.
         max_running: at most.
         kv_usage: share of the slots that running requests held, over the time of all steps.
-        waste: of the slots that decodes kept, the share that held no token; weighted by decode step.
+        waste: of the slots that decodes kept, the share that held no token; weighted by decode step; NaN: none ran.
         external_fragmentation: of the free slots, the share outside the longest free piece, over the time of all steps.
         preemptions: how often a request had to give way.
         preempting_steps: steps in which that happened.
@@ -150,8 +151,13 @@ class ReplayResult:
     evictions: int | None
     timed: TimedReport | None = None
 
+    @property
+    def nothing_ran(self) -> bool:
+        """Whether every request was refused, since none could ever fit: what was measured is of nothing."""
+        return self.timed is not None and self.timed.refused == self.num_requests
+
     def to_json(self, *, with_series: bool = False) -> dict[str, Any]:
-        """The numbers as one flat object, nested names joined by `_`; for `json.dumps`.
+        """The numbers as one flat object, nested names joined by `_`; for `json.dumps`. What is NaN is None.
 
         Args:
             with_series: whether what was so over time is in it.
@@ -169,5 +175,9 @@ class ReplayResult:
 def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for key, value in values.items():
-        flat |= _flat(value, f"{prefix}{key}_") if isinstance(value, dict) else {prefix + key: value}
+        flat |= _flat(value, f"{prefix}{key}_") if isinstance(value, dict) else {prefix + key: _there(value)}
     return flat
+
+
+def _there(value: Any) -> Any:
+    return None if isinstance(value, float) and math.isnan(value) else value

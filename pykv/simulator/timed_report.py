@@ -40,6 +40,7 @@ def timed_report(timed: _core.TimedReplay) -> TimedReport:
     slots = max(1.0, totals["total_slots"])
     seconds = point["seconds"]
     free = _sum((slots - point["reserved_slots"]) * seconds)
+    reserved = totals["decode_reserved_slots"]
     outputs = request["output_tokens"]
     several = outputs > 1
     return TimedReport(
@@ -55,7 +56,7 @@ def timed_report(timed: _core.TimedReplay) -> TimedReport:
         mean_running=_mean(point["running"], seconds),
         max_running=int(totals["max_running"]),
         kv_usage=_mean(point["reserved_slots"], seconds) / slots,
-        waste=1 - totals["decode_held_tokens"] / max(1.0, totals["decode_reserved_slots"]),
+        waste=1 - totals["decode_held_tokens"] / reserved if reserved else math.nan,
         external_fragmentation=_sum(point["broken_slots"] * seconds) / free if free > 0 else 0.0,
         preemptions=int(request["preemptions"].sum()),
         preempting_steps=int(totals["preempting_steps"]),
@@ -77,7 +78,7 @@ def _percentiles(values: np.ndarray) -> Percentiles:
     """Of those that are there: a request that was refused has none."""
     there = sorted(values[~np.isnan(values)].tolist())
     if not there:
-        return Percentiles(0.0, 0.0, 0.0, 0.0, 0.0)
+        return Percentiles(math.nan, math.nan, math.nan, math.nan, math.nan)
     return Percentiles(
         math.fsum(there) / len(there), *(_percentile(there, percent) for percent in PERCENTILES)
     )

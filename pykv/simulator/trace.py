@@ -65,9 +65,11 @@ def read_trace(path: str | os.PathLike[str], *, request_rate: float = 1.0, seed:
 
     Raises:
         TraceError: the form is unknown, or a line is wrong: the message names the line and the field.
-        ConfigError: `request_rate` is not above 0.
+        ConfigError: `request_rate` is not above 0, or `seed` below it.
         OSError: the file cannot be read.
     """
+    if type(seed) is not int or seed < 0:
+        raise ConfigError(f"seed is {seed!r}: allowed is a whole number of at least 0")
     if not 0 < request_rate < float("inf"):
         raise ConfigError(f"request_rate is {request_rate}: allowed is a finite number above 0")
     name = Path(path).name.partition(".")[0]
@@ -83,6 +85,10 @@ def read_trace(path: str | os.PathLike[str], *, request_rate: float = 1.0, seed:
         return Trace(name, DEFAULT_BLOCK_SIZE, False, rows.finish(DEFAULT_BLOCK_SIZE))
     if not first:
         raise TraceError(f"{path}: is empty")
+    if "," in header and not header.lstrip("\ufeff \t").startswith("{"):
+        raise line.error(
+            f"the columns {header.strip()[:60]!r} are of no known form; known of CSV: {','.join(azure.HEADER)}"
+        )
     row = _parsed(first, line)
     if runs.recognises(row):
         return _runs(rows, lines, line, row)
@@ -180,7 +186,7 @@ def _parsed(content: bytes, line: Line) -> dict[str, Any]:
     text = _text(content, line)
     try:
         row = json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # of ValueErrors one is of numbers with too many digits
         raise line.error(f"is no JSON: {error}") from error
     if not isinstance(row, dict):
         raise line.error(f"is {text.strip()[:60]}: allowed is a JSON object")

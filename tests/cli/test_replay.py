@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from pykv.cli.main import main
+from pykv.cli.replay_report import DASH
 
 TRACES = Path(__file__).parents[2] / "examples/traces"
 AGENTS = str(TRACES / "agents.jsonl")
@@ -50,7 +51,7 @@ def test_a_sweep_prints_a_line_for_each_combination(capsys: pytest.CaptureFixtur
 def test_memory_may_be_given_in_bytes(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["--serial", "--kv-memory-bytes", "1GiB", "--sweep", "kv_dtype=bfloat16,int8", "--json"]
     blocks = [json.loads(line)["num_blocks"] for line in run(capsys, AGENTS, *arguments).splitlines()]
-    assert blocks == [2**30 // (131_072 * 64), 2**31 // (131_072 * 64)]
+    assert blocks == [2**30 // (131_072 * 64), 2**30 // ((65_536 + 2_048) * 64)]
 
 
 def test_a_policy_comes_from_a_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -79,8 +80,19 @@ def test_a_policy_comes_from_a_file(capsys: pytest.CaptureFixture[str], tmp_path
         ([AGENTS, "--num-blocks", "9", "--sweep", "speed=fast"], "speed is 'fast': allowed are numbers"),
         (
             [AGENTS, "--num-blocks", "900", "--plot", "no/such/folder.svg"],
-            "plot no/such/folder.svg: No such file",
+            "--plot is 'no/such/folder.svg', which cannot be written: there is no folder no/such",
         ),
+        # Before the trace is looked at.
+        (
+            ["missing.jsonl", "--num-blocks", "9", "--plot", "x.jpg"],
+            "--plot is 'x.jpg'; allowed: a file that ends",
+        ),
+        (
+            [AGENTS, "--num-blocks", "9", "--serial", "--plot", "x.svg"],
+            "one serial replay has nothing to draw",
+        ),
+        ([AGENTS, "--num-blocks", "9", "--series"], "series: not allowed without json"),
+        ([AGENTS, "--num-blocks", "9", "--seed", "-1"], "seed is -1"),
     ],
 )
 def test_a_refusal_is_one_line(
@@ -111,6 +123,55 @@ def test_fit_writes_a_model_that_replay_reads(capsys: pytest.CaptureFixture[str]
     assert json.loads(model.read_text())["num_requests"] == 8
     shown = json.loads(run(capsys, str(run_path), "--num-blocks", "99", "--cost", str(model), "--json"))
     assert shown["latency_p50"] == pytest.approx(0.55, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("class Mine: pass", "an object with a method rank"),
+        (
+            "class Mine:\n def __init__(self, size): pass\n def rank(self, use): return 0",
+            "missing a required argument",
+        ),
+        ("Mine = 3", "is not a callable object"),
+    ],
+)
+def test_a_policy_that_is_none_is_refused(
+    code: str, message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "mine.py").write_text(code)
+    arguments = [AGENTS, "--serial", "--num-blocks", "9", "--policy", f"{tmp_path / 'mine.py'}:Mine"]
+    assert main(["replay", *arguments]) == 2
+    shown = capsys.readouterr().err
+    assert message in shown
+    assert shown.count("\n") == 1
+
+
+def test_a_replay_in_which_nothing_ran_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["replay", AGENTS, "--num-blocks", "1"]
+    assert main(arguments) == 1
+    shown = capsys.readouterr().out
+    assert f"hit rate        {DASH}" in shown
+    assert "requests were refused: none fits" in shown
+    assert main([*arguments, "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert found["refused"] == found["num_requests"]
+    assert found["ttft_p50"] is found["latency_mean"] is found["waste"] is None
+    assert main(["replay", AGENTS, "--sweep", "num_blocks=1,2"]) == 1
+    heads, *rows = capsys.readouterr().out.splitlines()
+    assert "refused" in heads
+    assert all(DASH in row for row in rows)
+    assert main(["replay", AGENTS, "--sweep", "num_blocks=1,500"]) == 0
+
+
+@pytest.mark.parametrize("module", ["pykv", "pykv.cli.main"])
+def test_the_program_runs_as_a_module(module: str) -> None:
+    command = [sys.executable, "-m", module, "replay", AGENTS, "--serial", "--num-blocks", "9", "--json"]
+    shown = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
+    assert json.loads(shown)["num_blocks"] == 9
+    refused = subprocess.run([*command[:3], "fly"], capture_output=True, text=True, timeout=60)
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert refused.stderr.startswith("pykv: 'fly' is no command")
 
 
 def test_replay_brings_no_heavy_module() -> None:

@@ -153,14 +153,24 @@ def test_a_recording_is_a_trace(tmp_path: Path) -> None:
             OWN + '{"ts": 0, "in": 5, "out": 1, "h": [[0, 2]]}\n',
             "line 2: blocks is 2 blocks: allowed is at",
         ),
-        ("h3.jsonl", OWN + '{"ts": 0, "in": 5, "out": 1, "h": [[-4, 1]]}\n' * 2, "line 2|dense"),
+        ("h3.jsonl", OWN + '{"ts": 0, "in": 5, "out": 1, "h": [[-4, 1]]}\n', "line 2: 1 blocks from -4 on"),
         ("h4.jsonl", OWN + '{"ts": 0, "in": 5, "out": 1, "h": [[1e3, 1]]}\n', "line 2: h is"),
         (
             "h5.jsonl",
             OWN + f'{{"ts": 0, "in": 5, "out": 1, "h": [[{2**70}, 1]]}}\n',
-            "line 2: a block's number",
+            f"line 2: 1 blocks from {2**70} on: allowed is",
         ),
-        ("h6.jsonl", OWN + '{"ts": 0, "in": 5, "out": 1, "h": [[0, 0]]}\n', "line 2: blocks is"),
+        (
+            "h7.jsonl",
+            OWN + f'{{"ts": 0, "in": 5, "out": 1, "h": [[{2**63 - 1}, 2]]}}\n',
+            f"line 2: 2 blocks from {2**63 - 1} on",
+        ),
+        ("in4.jsonl", OWN + f'{{"ts": 0, "in": {2**70}, "out": 1}}\n', f"line 2: in is {2**70}"),
+        ("in5.jsonl", OWN + f'{{"ts": 0, "in": {"9" * 5000}, "out": 1}}\n', "line 2: is no JSON"),
+        ("columns.csv", "time,in,out\n1,2,3\n", "line 1: the columns 'time,in,out' are of no known form"),
+        ("e.csv", AZURE + f"2023-11-16 18:15:46,{'9' * 5000},5\n", "line 2: ContextTokens is"),
+        ("ids3.jsonl", MOONCAKE.replace("[7,", "[-7,"), "line 1: 1 blocks from -7 on"),
+        ("h6.jsonl", OWN + '{"ts": 0, "in": 5, "out": 1, "h": [[0, 0]]}\n', "line 2: 0 blocks from 0 on"),
         ("second.jsonl", MOONCAKE + "{\n", "line 2: is no JSON"),
         ("ids.jsonl", MOONCAKE.replace("[7, 8, 9]", '"7"'), "line 1: hash_ids is 7"),
         (
@@ -179,9 +189,6 @@ def test_a_recording_is_a_trace(tmp_path: Path) -> None:
 )
 def test_what_is_wrong_is_named_with_its_line(name: str, content: str, message: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(content.encode(errors="surrogateescape"))
-    if name == "h3.jsonl":  # numbers below 0 are numbers as others: only the same again counts
-        assert hits_in_full(tmp_path / name) == (1, 2)
-        return
     with pytest.raises(TraceError, match=message) as raised:
         read_trace(tmp_path / name)
     assert name in str(raised.value)
@@ -192,6 +199,12 @@ def test_a_broken_archive_is_named(tmp_path: Path) -> None:
     path.write_bytes(gzip.compress(AGENTS.read_bytes())[:-200])
     with pytest.raises(TraceError, match=r"t.jsonl.gz, line \d+: cannot be decompressed"):
         read_trace(path)
+
+
+@pytest.mark.parametrize("seed", [-1, 1.5, True])
+def test_a_seed_that_is_none_is_refused(seed: int, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=f"seed is {seed}: allowed is a whole number of at least 0"):
+        read_trace(write(tmp_path, "m.jsonl", MOONCAKE), seed=seed)
 
 
 def test_a_rate_that_is_none_is_refused(tmp_path: Path) -> None:

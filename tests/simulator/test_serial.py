@@ -91,7 +91,16 @@ def test_a_policy_is_told_what_was_used_and_found(write_trace: WriteTrace) -> No
     assert seen == [(0, [0, 1], 0), (1, [0, 1], 2)]
 
 
-@pytest.mark.parametrize(("ranks", "message"), [([1.0, 2.0, 3.0, 4.0, 5.0], "does not fit"), (np.nan, "NaN")])
+@pytest.mark.parametrize(
+    ("ranks", "message"),
+    [
+        ([1.0, 2.0, 3.0, 4.0, 5.0], "does not fit"),
+        ([1.0], "does not fit"),
+        (None, "NaN"),
+        (np.nan, "NaN"),
+        ("high", "gives no numbers"),
+    ],
+)
 def test_ranks_that_do_not_fit_are_refused(ranks: object, message: str, write_trace: WriteTrace) -> None:
     path = write_trace([(0, 40, 1, None, [[0, 3]])])
     with pytest.raises(pykv.ConfigError, match=message):
@@ -120,7 +129,9 @@ def test_knowledge_is_worth_something_and_the_bounds_hold() -> None:
             {"num_blocks": 8, "policy": "fifo"},
             "policy is 'fifo': allowed are lru, session_end, session_idle, dead, opt",
         ),
-        ({"num_blocks": 8, "max_num_seqs": 2}, "max_num_seqs is of no use with serial"),
+        ({"num_blocks": 8, "max_num_seqs": 2}, "max_num_seqs: not allowed with serial"),
+        ({"num_blocks": 8, "policy": object()}, "policy is <object .* or an object with a method rank"),
+        ({"num_blocks": 8, "policy": LeastRecent}, "policy is <class .* or an object with a method rank"),
         ({"num_blocks": 8, "block_size": 48}, "block_size is 48: allowed is a divisor"),
     ],
 )
@@ -136,4 +147,23 @@ def test_the_pool_can_be_given_in_bytes() -> None:
         ).num_blocks
         for dtype in ("float32", "bfloat16", "fp8")
     }
-    assert sizes == {"float32": 50, "bfloat16": 100, "fp8": 200}
+    assert sizes == {"float32": 50, "bfloat16": 100, "fp8": 193}  # 4 bytes of scale to 128
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ({"allocator": "contiguous"}, "allocator"),
+        ({"cost": "constant:1"}, "cost"),
+        ({"speed": 1.0}, "speed"),
+        ({"concurrency": 4}, "concurrency"),
+        ({"knows_outputs": True}, "knows_outputs"),
+        ({"watermark": 0.0, "max_num_seqs": 2}, "watermark, max_num_seqs"),
+        ({"serial": False, "speed": 1.0, "concurrency": 4}, "speed"),
+        ({"kv_dtype": "fp8"}, "kv_dtype"),
+        ({"kv_bytes_per_token": 1000}, "kv_bytes_per_token"),
+    ],
+)
+def test_options_that_would_be_ignored_are_refused(options: dict[str, object], name: str) -> None:
+    with pytest.raises(pykv.ConfigError, match=f"^{name}: not allowed with"):
+        pykv.replay(EXAMPLE, **{"serial": True, "num_blocks": 8, **options})

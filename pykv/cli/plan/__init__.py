@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from pykv.cli.pictures import check_picture
 from pykv.cli.plan.arguments import Asked, named_as_flags, read_arguments
 from pykv.errors import ConfigError, ModelError
 from pykv.extras import needs_extra
@@ -14,8 +15,6 @@ from pykv.planner.comparison import compare_gpus
 from pykv.planner.tables import gpu_names, model_names
 
 __all__ = ["main"]
-
-PICTURES = (".svg", ".png")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -34,8 +33,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if asked.listed is not None:
         print("\n".join(model_names() if asked.listed == "models" else gpu_names()))
         return 0
-    if asked.plot is not None and Path(asked.plot).suffix.lower() not in PICTURES:
-        raise ConfigError(f"--plot is {asked.plot!r}; allowed: a file that ends with {' or '.join(PICTURES)}")
+    if asked.plot is not None:
+        check_picture(asked.plot)
     try:
         if asked.compare:
             return _compare(asked)

@@ -10,6 +10,7 @@ from pykv.planner import KvPlan
 from pykv.planner.comparison import GpuChoice
 from pykv.planner.footprint import LayerGroup
 from pykv.planner.sizes import show_bytes
+from pykv.scheduler import SchedulerConfig
 
 __all__ = ["show_plan"]
 
@@ -211,6 +212,11 @@ def _sentences(plan: KvPlan) -> Iterator[str]:
             f"most {1 / plan.read_seconds:,.0f} tokens a second for each request."
         )
     yield from _of_storage(plan)
+    if plan.requests is not None and plan.watermark < SchedulerConfig.watermark:
+        yield (
+            f"Admission is planned with a watermark of {plan.watermark:g}; an engine's default, "
+            f"{SchedulerConfig.watermark:g}, leaves so much of its blocks free, and fewer may fit."
+        )
 
 
 def _of_requests(plan: KvPlan) -> Iterator[str]:

@@ -58,6 +58,6 @@ def _seconds(text: str, line: Line) -> float:
 
 
 def _tokens(text: str, field: str, line: Line) -> int:
-    if not text.strip().isdecimal():
+    if not text.strip().isdecimal() or len(text.strip()) > 18:
         raise line.error(f"{field} is {text!r}: allowed is a whole number of at least 0")
     return int(text)

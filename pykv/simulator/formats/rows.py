@@ -11,10 +11,14 @@ import numpy as np
 from pykv import _core
 from pykv.errors import TraceError
 
-__all__ = ["Line", "Rows", "integer", "number", "runs_of"]
+__all__ = ["MAX_NUMBER", "Line", "Rows", "integer", "number", "runs_of"]
 
 MAX_SYMBOL = 2**30
 """The compiled core numbers the blocks of a trace below this."""
+
+
+MAX_NUMBER = 2**63 - 1
+"""What a column can hold."""
 
 
 class Line:
@@ -37,7 +41,7 @@ def integer(row: dict[str, Any], field: str, line: Line) -> int:
         TraceError: it is missing or something else.
     """
     value = row.get(field)
-    if type(value) is not int or value < 0:
+    if type(value) is not int or not 0 <= value <= MAX_NUMBER:
         raise line.error(f"{field} is {_shown(row, field)}: allowed is a whole number of at least 0")
     return value
 
@@ -98,12 +102,12 @@ class Rows:
             runs: its prompt's blocks: pairs of a first block's number and how many follow each other from there.
         """
         before = len(self._starts)
-        try:
-            for start, length in runs:
-                self._starts.append(start)
-                self._lengths.append(length)
-        except (OverflowError, TypeError, ValueError):
-            raise line.error("a block's number is none of 64 bits") from None
+        for start, length in runs:
+            if not 0 <= start <= start + length - 1 <= MAX_NUMBER:
+                allowed = f"a number of at least 1, all from 0 to {MAX_NUMBER}"
+                raise line.error(f"{length} blocks from {start} on: allowed is {allowed}")
+            self._starts.append(start)
+            self._lengths.append(length)
         self._lines.append(line.number)
         self._arrivals.append(arrival)
         self._prompts.append(prompt_tokens)
