@@ -187,7 +187,11 @@ def _requests(
 
     def fit(num_tokens: int) -> int:
         own = int(rank.own_bytes(np.array([num_tokens], np.int64), prefix)[0])
-        return requests_that_fit(_less(pool, rank.prefill_bytes(num_tokens)), own, shared)
+        prefill = rank.prefill_bytes(num_tokens)
+        # Alone a request may use the watermark, but not the room that its own prompt needs.
+        if own + prefill > pool.usable_bytes - shared:
+            return 0
+        return requests_that_fit(_less(pool, prefill), own, shared)
 
     found, mix = {}, None
     if lengths is not None:

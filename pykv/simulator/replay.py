@@ -209,7 +209,7 @@ class Replayer:
             except ValueError:
                 share = -1
             hits = native.replay_infinite()
-            num_blocks = int(share * (hits.queried_blocks - hits.blocks)) if 0 < share <= 100 else num_blocks
+            num_blocks = int(share * (hits.queried_blocks - hits.blocks)) if 0 < share <= 1 else num_blocks
         if type(num_blocks) is not int or not 1 <= num_blocks <= MAX_BLOCKS:
             raise ConfigError(
                 f"num_blocks is {num_blocks!r}: allowed are 1 to {MAX_BLOCKS}, or a share such as '10%'"

@@ -82,7 +82,12 @@ class EngineService:
         self._gate.account_of(stream)
         await receive(stream)
         description = self.model().description
-        values = {entry.name: getattr(description, entry.name) for entry in fields(ModelDescription)}
+        told = pb.GetModelResponse.DESCRIPTOR.fields_by_name
+        values = {
+            entry.name: getattr(description, entry.name)
+            for entry in fields(ModelDescription)
+            if entry.name in told
+        }
         await stream.send_message(pb.GetModelResponse(**values))
 
     async def GetStats(self, stream: Stream[pb.GetStatsRequest, pb.GetStatsResponse]) -> None:  # noqa: N802
