@@ -120,7 +120,10 @@ class Client:
     async def get_model(self) -> ModelDescription:
         """What the server serves."""
         reply = await self._ask("GetModel", pb.GetModelRequest(), pb.GetModelResponse)
-        values = {entry.name: getattr(reply, entry.name) for entry in fields(ModelDescription)}
+        told = pb.GetModelResponse.DESCRIPTOR.fields_by_name
+        values = {
+            entry.name: getattr(reply, entry.name) for entry in fields(ModelDescription) if entry.name in told
+        }
         values |= {"eos_token_ids": tuple(reply.eos_token_ids), "architectures": tuple(reply.architectures)}
         return ModelDescription(**values)
 
