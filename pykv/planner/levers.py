@@ -116,7 +116,7 @@ def _weights_dtype(options: PlanOptions, facts: ModelFacts) -> Iterator[_Case]:
         or weights.dtype not in ("bfloat16", "float16", "float32")
     ):
         return
-    parameters = Parameters(weights.num_bytes * 8 // {"float32": 32}.get(weights.dtype, 16), 0)
+    parameters = Parameters(weights.num_bytes * 8 // {"float32": 32}.get(weights.dtype, 16), weights.num_kept)
     smaller = Weights(bytes_of_parameters(parameters, "fp8"), "fp8", weights.source)
     yield _Case(
         "weights_dtype",

@@ -180,11 +180,12 @@ def _text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
 def _weights(source: _Source, options: PlanOptions) -> Weights | None:
     """What was given comes first, then the published files, then the parameters."""
     own = source.weights_dtype or _dtype_of_config(source.config)
+    kept = embedding_parameters(source.config) if source.config else 0
     if options.weights_bytes is not None:
-        return Weights(options.weights_bytes, options.weights_dtype or own or DEFAULT_DTYPE, "given")
+        return Weights(options.weights_bytes, options.weights_dtype or own or DEFAULT_DTYPE, "given", kept)
     wanted = options.weights_dtype or own
     if source.weights_bytes is not None and wanted == own:
-        return Weights(source.weights_bytes, own or "as stored", "the size of the files")
+        return Weights(source.weights_bytes, own or "as stored", "the size of the files", kept)
     counted = _parameters(source, options, own)
     if counted is None:
         return None
@@ -193,7 +194,8 @@ def _weights(source: _Source, options: PlanOptions) -> Weights | None:
             "weights_dtype", None, f"{', '.join(WEIGHT_BITS)}, as the config names none that is known"
         )
     parameters, how = counted
-    return Weights(bytes_of_parameters(parameters, wanted), wanted, f"{parameters.total:,} parameters{how}")
+    words = f"{parameters.total:,} parameters{how}"
+    return Weights(bytes_of_parameters(parameters, wanted), wanted, words, parameters.embedding)
 
 
 def _parameters(source: _Source, options: PlanOptions, own: str | None) -> tuple[Parameters, str] | None:

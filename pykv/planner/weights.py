@@ -24,11 +24,13 @@ class Weights:
         num_bytes: in all.
         dtype: the name of their dtype.
         source: where the figure is from, in words.
+        num_kept: parameters that stay in 16 bits when the others take fewer.
     """
 
     num_bytes: int
     dtype: str
     source: str
+    num_kept: int = 0
 
 
 def bytes_of_parameters(parameters: Parameters, dtype: str) -> int:

@@ -130,3 +130,11 @@ def test_requests_beyond_the_cap_are_counted_and_said() -> None:
 def test_full_pool_is_read_once_a_step() -> None:
     found = plan("llama-3.1-8b", gpu="L4", context=1000)
     assert found.read_seconds == pytest.approx(21.7e9 / 300e9, rel=0.01)
+
+
+def test_smaller_weights_are_worth_what_a_plan_with_them_says() -> None:
+    options = {"gpu": "L4", "context": 2000}
+    found = lever(plan("llama-3.1-8b", **options), "weights_dtype")
+    smaller = plan("llama-3.1-8b", weights_dtype="fp8", **options)
+    assert smaller.requests is not None
+    assert found.requests == smaller.requests["mix"]

@@ -6,6 +6,7 @@ mod convert;
 mod errors;
 mod guard;
 mod replay;
+mod reports;
 mod scheduler;
 mod step_buffers;
 

@@ -9,6 +9,7 @@
 //! sequence is preempted only for one that comes before it: the first one that runs is never preempted, and since every
 //! request fits the pool alone, it ends; so does every other one in turn.
 
+mod admission;
 mod apply;
 mod buffers;
 mod check;
@@ -24,6 +25,7 @@ mod speculation;
 mod stats;
 mod step;
 mod swap;
+mod write;
 
 use std::collections::{BTreeMap, BTreeSet};
 

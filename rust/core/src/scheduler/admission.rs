@@ -1,0 +1,203 @@
+//! Which waiting sequence may start, and what it starts with: all its blocks and rows, or nothing.
+
+use hashbrown::HashSet;
+use smallvec::SmallVec;
+
+use super::AdmissionPolicy;
+use super::ranks::Relief;
+use super::sequence::SeqIndex;
+use super::step::{Placed, Step};
+use super::{Scheduler, sequence::Sequence};
+use crate::error::Result;
+use crate::policy::admission::Admission;
+use crate::policy::forecast::{Growth, peak_blocks};
+use crate::prefix::Probe;
+use crate::units::{BlockId, RequestId};
+
+impl Scheduler {
+    /// Gives a waiting sequence all its blocks and its rows, or nothing.
+    pub(super) fn admit(&mut self, step: &mut Step, index: SeqIndex) -> Result<bool> {
+        if !self.fits(index, Relief::default()) && !self.fits_cold(index) {
+            return Ok(false);
+        }
+        // Nothing below can fail: between the probe and here nobody else takes blocks.
+        self.start(step, index)?;
+        Ok(true)
+    }
+
+    /// Whether a sequence that nobody else keeps from starting fits if it shares nothing: a hit of windows can pin more
+    /// than the sequence needs.
+    fn fits_cold(&mut self, index: SeqIndex) -> bool {
+        if !self.running.is_empty() || !self.sequences[index].reuse_cached {
+            return false;
+        }
+        self.sequences[index].reuse_cached = false;
+        let fits = self.fits(index, Relief::default());
+        self.sequences[index].reuse_cached = !fits;
+        fits
+    }
+
+    /// Whether a waiting sequence may start, if so much is given back first.
+    pub(super) fn fits(&mut self, index: SeqIndex, relief: Relief) -> bool {
+        let sequence = &self.sequences[index];
+        if sequence.num_samples > self.free_rows.len() + relief.rows {
+            return false;
+        }
+        let mut probe = self.probe(index);
+        probe.idle_hits += relief.hits;
+        let admission = Admission {
+            new_blocks: self.first_blocks(index, probe.hits).sum(),
+            idle_hits: probe.idle_hits,
+            available: self.cache.available() + relief.blocks,
+            watermark: self.config.watermark_blocks(),
+            alone: self.running.len() == relief.sequences,
+        };
+        admission.fits() && self.forecast_fits(index, probe, relief)
+    }
+
+    /// The published blocks that a sequence would share.
+    pub(super) fn hits(&mut self, index: SeqIndex) -> HashSet<BlockId> {
+        let sequence = &self.sequences[index];
+        let max_hits = self.max_hits(sequence);
+        self.cache.hit_blocks(sequence.scope, &sequence.tokens, max_hits).collect()
+    }
+
+    /// The blocks that a sequence takes anew in each group when it starts with `hits` blocks found.
+    fn first_blocks(&self, index: SeqIndex, hits: usize) -> impl Iterator<Item = usize> {
+        let sequence = &self.sequences[index];
+        let (num_tokens, swapped) =
+            (sequence.tokens.len(), sequence.swapped.as_ref().map_or(0, |swapped| swapped.num_tokens));
+        let (size, chunk) = (self.block_size, self.config.chunk());
+        self.config.groups.iter().map(move |group| {
+            let needed = group.first_block(swapped, size);
+            let rest = size.blocks_for(num_tokens) - hits.max(needed);
+            if group.is_full() {
+                return rest;
+            }
+            // What a hit reads leaves the window as the prompt goes on: together they are the most that it holds.
+            let first_read = hits - group.reads_back(hits, size);
+            let read = hits.saturating_sub(first_read.max(needed));
+            rest.min(group.most_blocks(num_tokens, chunk, size) - read)
+        })
+    }
+
+    pub(super) fn probe(&mut self, index: SeqIndex) -> Probe {
+        let sequence = &self.sequences[index];
+        self.cache.probe(sequence.scope, &sequence.tokens, self.max_hits(sequence))
+    }
+
+    /// Blocks that a sequence may share at most. Its last token is always computed: its logits are wanted.
+    fn max_hits(&self, sequence: &Sequence) -> usize {
+        if sequence.reuse_cached { self.block_size.full_blocks(sequence.tokens.len() - 1) } else { 0 }
+    }
+
+    /// Whether the worst moment to come fits the pool with one more sequence running. Alone, a sequence always fits.
+    fn forecast_fits(&mut self, index: SeqIndex, probe: Probe, relief: Relief) -> bool {
+        let num_running = self.running.len() - relief.sequences;
+        if self.config.admission == AdmissionPolicy::Watermark || num_running == 0 {
+            return true;
+        }
+        let mut growths = std::mem::take(&mut self.growths);
+        growths.clear();
+        let mut own = 0;
+        for &running in &self.running[..num_running] {
+            let sequence = &self.sequences[running];
+            own += sequence.num_held().saturating_sub(sequence.shared_blocks * self.config.groups.len());
+            self.push_growths(&mut growths, sequence, sequence.shared_blocks);
+        }
+        self.push_growths(&mut growths, &self.sequences[index], probe.hits);
+        let counts = self.cache.counts();
+        let base = (counts.active + probe.idle_hits).saturating_sub(relief.blocks + own);
+        let peak = peak_blocks(base, &mut growths, &self.config.groups, self.block_size);
+        self.growths = growths;
+        peak <= counts.total
+    }
+
+    /// A sequence's expected growth; samples that are not forked off yet share all that is there.
+    fn push_growths(&self, growths: &mut Vec<Growth>, sequence: &Sequence, shared_blocks: usize) {
+        let num_tokens = sequence.tokens.len();
+        let room = sequence.max_len - sequence.prompt_len;
+        let end = sequence.prompt_len + self.outputs.expected(sequence.max_tokens, room);
+        // Who has outlived the estimate is taken to go on for another block.
+        let remaining = if end > num_tokens { end - num_tokens } else { self.block_size.tokens() };
+        let growth =
+            Growth { num_tokens, shared_blocks, remaining: remaining.min(sequence.max_len - num_tokens) };
+        growths.push(growth);
+        let full = self.block_size.full_blocks(num_tokens);
+        growths.extend((1..sequence.num_samples).map(|_| Growth { shared_blocks: full, ..growth }));
+    }
+
+    fn start(&mut self, step: &mut Step, index: SeqIndex) -> Result<()> {
+        let key = self.sequences[index].key;
+        self.dequeue(key);
+        self.virtual_time.advance(key.rank);
+        let epoch = self.new_epoch();
+        let max_hits = self.max_hits(&self.sequences[index]);
+        let sequence = &self.sequences[index];
+        let (mut tables, mut cursor) = self.cache.share(sequence.scope, &sequence.tokens, max_hits);
+        let misses = self.misses(step, index, cursor.published);
+        let sequence = &self.sequences[index];
+        let counts: SmallVec<[usize; 8]> = self.first_blocks(index, cursor.published).collect();
+        let swapped = sequence.swapped.as_ref().map_or(0, |swapped| swapped.num_tokens);
+        for ((table, group), count) in tables.iter_mut().zip(&self.config.groups).zip(counts) {
+            table.skip_to(group.first_block(swapped, self.block_size));
+            self.cache.extend(table, count)?;
+        }
+        let cached = cursor.published * self.block_size.tokens();
+        if swapped > cached {
+            self.cache.come_back(&mut cursor);
+        }
+        let sequence = &mut self.sequences[index];
+        (sequence.tables, sequence.cursor, sequence.epoch) = (tables, cursor, epoch);
+        (sequence.num_computed, sequence.num_planned) = (cached, cached);
+        sequence.shared_blocks = sequence.cursor.published;
+        self.swap_in(step, index);
+        let sequence = &mut self.sequences[index];
+        sequence.reserve(self.block_size);
+        for child in 0..sequence.num_samples {
+            let row = self.free_rows.pop().expect("admission saw enough rows");
+            sequence.rows.push(row);
+            step.placed.push(Placed { request: key.request, child: key.child + child as u32, row });
+        }
+        self.forget_deadline(key.request);
+        self.count_hits(index, cached);
+        self.count_misses(key.request, &misses);
+        self.end_stall(index);
+        self.run(index);
+        Ok(())
+    }
+
+    /// Counts what a request found when it started first; finding its own blocks again is no hit.
+    fn count_hits(&mut self, index: SeqIndex, cached: usize) {
+        let sequence = &mut self.sequences[index];
+        if std::mem::replace(&mut sequence.started_before, true) {
+            return;
+        }
+        if sequence.reuse_cached {
+            self.totals.queried_tokens += sequence.tokens.len() as u64;
+        }
+        self.totals.hit_tokens += cached as u64;
+        if let Some(request) = self.requests.get_mut(&sequence.key.request) {
+            request.summary.cached_tokens = cached;
+        }
+    }
+
+    /// A request that has started has kept its deadline.
+    fn forget_deadline(&mut self, request: RequestId) {
+        if let Some(entry) = self.requests.get_mut(&request)
+            && let Some(deadline) = entry.deadline.take()
+        {
+            self.deadlines.remove(&(deadline, request));
+        }
+    }
+
+    fn end_stall(&mut self, index: SeqIndex) {
+        let sequence = &mut self.sequences[index];
+        sequence.passed = 0;
+        if let Some(since) = sequence.stalled_since.take()
+            && let Some(request) = self.requests.get_mut(&sequence.key.request)
+        {
+            request.summary.stalled_seconds += self.now - since;
+        }
+    }
+}
