@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -57,9 +58,11 @@ def sweep(
         raise ConfigError("sweep: at least one option with at least one value is needed")
     replayer = Replayer(trace)
     points = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
+    # A policy in Python has a state: each replay gets its own, as it is before the first.
+    runs = [copy.deepcopy({**(options or {}), **point}) for point in points]
     pool = ThreadPoolExecutor(os.cpu_count())
     try:
-        running = pool.map(lambda point: replayer.run(**{**(options or {}), **point}), points)
+        running = pool.map(lambda run: replayer.run(**run), runs)
         results = list(_told(running, len(points), on_done))
     finally:
         pool.shutdown(cancel_futures=True)  # after an error, or Ctrl-C, the rest is of no use

@@ -10,6 +10,7 @@ import pytest
 
 import pykv
 from pykv.simulator.replay import Replayer
+from pykv.simulator.sweep import sweep
 from pykv.simulator.trace import read_trace
 
 WriteTrace = Callable[..., Path]
@@ -167,3 +168,24 @@ def test_the_pool_can_be_given_in_bytes() -> None:
 def test_options_that_would_be_ignored_are_refused(options: dict[str, object], name: str) -> None:
     with pytest.raises(pykv.ConfigError, match=f"^{name}: not allowed with"):
         pykv.replay(EXAMPLE, **{"serial": True, "num_blocks": 8, **options})
+
+
+class Counting:
+    """A policy with a state: what it was asked before decides."""
+
+    def __init__(self) -> None:
+        self.num_uses = 0
+
+    def rank(self, use: pykv.BlockUse) -> int:
+        self.num_uses += 1
+        return self.num_uses * 7919 % 101
+
+
+def test_each_replay_of_a_sweep_has_a_policy_of_its_own() -> None:
+    trace = read_trace(EXAMPLE)
+    sizes = [200, 400, 800, 200]
+    policy = Counting()
+    points = sweep(trace, {"num_blocks": sizes}, options={"serial": True, "policy": policy})
+    alone = [pykv.replay(trace, serial=True, policy=Counting(), num_blocks=size) for size in sizes]
+    assert [point.result.hit_rate_blocks for point in points] == [one.hit_rate_blocks for one in alone]
+    assert policy.num_uses == 0
