@@ -23,7 +23,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pykv import _core
-from pykv.errors import ConfigError, InvalidRequestError
+from pykv.errors import ConfigError
+from pykv.field_checks import as_bytes, as_integer, instance_of, refuse
 from pykv.token_array import as_token_array
 
 if TYPE_CHECKING:
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 __all__ = ["BlockCounts", "BlockPool", "BlockTable", "PrefixCache"]
+
+_INT32_MAX = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +62,7 @@ class BlockPool:
             ("num_blocks", num_blocks, 2, 2**30),
             ("block_size", block_size, 1, 65_536),
         ):
-            if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-                raise ConfigError(f"{field} is {value!r}: allowed is an integer from {low} to {high}")
+            as_integer(field, value, low, high, ConfigError)
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.is_cached = False
@@ -76,7 +78,7 @@ class BlockPool:
         Raises:
             InvalidRequestError: the pool has no such block.
         """
-        _check_count("block_id", block_id)
+        block_id = as_integer("block_id", block_id, 0, _INT32_MAX)
         return self._native.references(block_id)
 
     def count(self) -> BlockCounts:
@@ -104,7 +106,7 @@ class BlockTable:
         Raises:
             OutOfBlocksError: fewer are free; none was taken.
         """
-        _check_count("count", count)
+        count = as_integer("count", count, 0, _INT32_MAX)
         self._native.extend(count)
 
     def fork(self) -> BlockTable:
@@ -117,7 +119,7 @@ class BlockTable:
         Raises:
             InvalidRequestError: published blocks would be cut off; allowed are all of them or none.
         """
-        _check_count("length", length)
+        length = as_integer("length", length, 0, _INT32_MAX)
         self._native.truncate(length)
 
     def is_writable(self, index: int) -> bool:
@@ -126,7 +128,7 @@ class BlockTable:
         Raises:
             InvalidRequestError: the table has no such block.
         """
-        _check_count("index", index)
+        index = as_integer("index", index, 0, _INT32_MAX)
         return self._native.is_writable(index)
 
     def copy_on_write(self, index: int) -> tuple[int, int]:
@@ -139,7 +141,7 @@ class BlockTable:
             InvalidRequestError: the table has no such block.
             OutOfBlocksError: no block is free.
         """
-        _check_count("index", index)
+        index = as_integer("index", index, 0, _INT32_MAX)
         return self._native.copy_on_write(index)
 
 
@@ -159,6 +161,8 @@ class PrefixCache:
     """
 
     def __init__(self, pool: BlockPool, *, eviction: str = "lru") -> None:
+        instance_of("pool", pool, BlockPool, ConfigError)
+        instance_of("eviction", eviction, str, ConfigError)
         if pool.is_cached:
             raise ConfigError("pool has a prefix cache already: allowed is one")
         self._native = _core.PrefixCache(pool._native, secrets.randbits(64), eviction)
@@ -171,7 +175,9 @@ class PrefixCache:
         Raises:
             InvalidRequestError: `tokens` are no token ids.
         """
-        hits = self._native.probe(as_token_array(tokens, "tokens"), scope, self.pool.num_blocks)
+        hits = self._native.probe(
+            as_token_array(tokens, "tokens"), as_bytes("scope", scope), self.pool.num_blocks
+        )
         return hits * self.pool.block_size
 
     def share(
@@ -192,8 +198,8 @@ class PrefixCache:
         """
         array = as_token_array(tokens, "tokens")
         limit = len(array) - 1 if max_tokens is None else max_tokens
-        _check_count("max_tokens", limit)
-        table, hits = self._native.share(array, scope, limit // self.pool.block_size)
+        limit = as_integer("max_tokens", limit, 0, _INT32_MAX)
+        table, hits = self._native.share(array, as_bytes("scope", scope), limit // self.pool.block_size)
         return BlockTable(table, self.pool), hits * self.pool.block_size
 
     def extend(self, table: BlockTable, count: int) -> None:
@@ -204,7 +210,7 @@ class PrefixCache:
             OutOfBlocksError: not even so there are enough; none was taken.
         """
         self._check_own(table)
-        _check_count("count", count)
+        count = as_integer("count", count, 0, _INT32_MAX)
         self._native.extend(table._native, count)
 
     def publish(
@@ -230,8 +236,9 @@ class PrefixCache:
             InvalidRequestError: `num_tokens` passes the tokens or the blocks, or the table is another pool's.
         """
         self._check_own(table)
-        _check_count("num_tokens", num_tokens)
-        return self._native.publish(table._native, as_token_array(tokens, "tokens"), scope, num_tokens)
+        num_tokens = as_integer("num_tokens", num_tokens, 0, _INT32_MAX)
+        array = as_token_array(tokens, "tokens")
+        return self._native.publish(table._native, array, as_bytes("scope", scope), num_tokens)
 
     def reset(self) -> None:
         """Makes nothing findable any more: idle blocks are free now, used ones when their tables go."""
@@ -256,9 +263,4 @@ class PrefixCache:
 
     def _check_own(self, table: BlockTable) -> None:
         if not isinstance(table, BlockTable) or table.pool is not self.pool:
-            raise InvalidRequestError(f"table is {table!r}: allowed is a table of this cache's pool", "table")
-
-
-def _check_count(field: str, value: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**31:
-        raise InvalidRequestError(f"{field} is {value!r}: allowed is an integer of at least 0", field)
+            refuse("table", table, "a table of this cache's pool")

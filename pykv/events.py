@@ -17,6 +17,7 @@ import numpy as np
 
 from pykv import _core
 from pykv.errors import ConfigError
+from pykv.field_checks import as_bytes, as_integer
 from pykv.retention import checked_media
 from pykv.token_array import as_token_array
 
@@ -105,12 +106,11 @@ def content_keys(
         uint8 [1 + num_full_blocks, 32].
 
     Raises:
-        InvalidRequestError: `tokens` are no token ids, or `media` are no offsets with hashes.
+        InvalidRequestError: `tokens` are no token ids, `scope` is not bytes, or `media` are no offsets with hashes.
         ConfigError: there is no such block size.
     """
-    if isinstance(block_size, bool) or not isinstance(block_size, int) or not 1 <= block_size <= 65_536:
-        raise ConfigError(f"block_size is {block_size!r}: allowed is an integer from 1 to 65536")
+    size = as_integer("block_size", block_size, 1, 65_536, ConfigError)
     array = as_token_array(tokens, "tokens")
     return np.frombuffer(
-        _core.content_keys(array, block_size, scope, checked_media(media)), np.uint8
+        _core.content_keys(array, size, as_bytes("scope", scope), checked_media(media)), np.uint8
     ).reshape(-1, 32)

@@ -19,6 +19,7 @@ from types import TracebackType
 
 from pykv import _core
 from pykv.errors import RecordingError
+from pykv.field_checks import as_path
 
 __all__ = ["Recording", "ReplayedRecording", "replay_recording"]
 
@@ -48,7 +49,7 @@ class Recording:
 
     def __init__(self, native: _core.Scheduler, path: str | os.PathLike[str]) -> None:
         self._native = native
-        self._file = Path(path).open("ab")  # noqa: SIM115  (closed by close)
+        self._file = Path(as_path("path", path)).open("ab")  # noqa: SIM115  (closed by close)
         if not native.start_recording():
             self._file.close()
             raise RecordingError("the scheduler was used already: a recording starts before the first call")
@@ -88,5 +89,5 @@ def replay_recording(path: str | os.PathLike[str]) -> ReplayedRecording:
             which.
         OSError: the file cannot be read.
     """
-    num_calls, num_plans = _core.replay_recording(Path(path).read_bytes())
+    num_calls, num_plans = _core.replay_recording(Path(as_path("path", path)).read_bytes())
     return ReplayedRecording(num_calls, num_plans)

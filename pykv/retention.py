@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pykv.errors import InvalidRequestError
+from pykv.field_checks import refuse, shown
 
 __all__ = ["Pin", "checked_media", "session_bytes"]
 
@@ -34,7 +35,7 @@ def session_bytes(session: bytes | str) -> bytes:
     if isinstance(session, str):
         return session.encode("utf-8", "surrogatepass")
     if not isinstance(session, bytes):
-        raise InvalidRequestError(f"session is {session!r}: allowed are bytes and text", "session")
+        refuse("session", session, "bytes or text")
     return session
 
 
@@ -42,15 +43,17 @@ def checked_media(media: Sequence[tuple[int, bytes]]) -> list[tuple[int, bytes]]
     """Returns media as the compiled core takes them; it checks their order and sizes.
 
     Raises:
-        InvalidRequestError: an entry is no offset with a hash.
+        InvalidRequestError: it is no sequence, or an entry is no offset with a hash.
     """
+    if isinstance(media, (str, bytes)) or not isinstance(media, Sequence):
+        refuse("media", media, "a sequence of pairs of an offset and the bytes of a hash")
     for place, entry in enumerate(media):
         match entry:
-            case (int(offset), bytes()) if 0 <= offset < 2**31:
+            case (int(offset), bytes()) if not isinstance(offset, bool) and 0 <= offset < 2**31:
                 continue
             case _:
                 raise InvalidRequestError(
-                    f"media is {entry!r} at place {place}: allowed are pairs of an offset and the bytes of a hash",
+                    f"media is {shown(entry)} at place {place}: allowed are pairs of an offset and the bytes of a hash",
                     "media",
                 )
-    return list(media)
+    return [(offset, medium) for offset, medium in media]

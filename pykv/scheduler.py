@@ -34,6 +34,16 @@ from pykv import _core
 from pykv._core import Plan, RequestSummary, SchedulerStats
 from pykv.errors import ConfigError, InvalidRequestError
 from pykv.events import KvEvents, events_of
+from pykv.field_checks import (
+    as_boolean,
+    as_bytes,
+    as_integer,
+    as_number,
+    instance_of,
+    one_of,
+    refuse,
+    shown,
+)
 from pykv.recording import Recording
 from pykv.retention import Pin, checked_media, session_bytes
 from pykv.step_buffers import StepBuffers
@@ -64,15 +74,13 @@ OUTCOME_FAILED = 2
 """The sample is no token: its sequence ends with an error."""
 
 _OPTIONAL = ("max_chunk_tokens", "max_queued_tokens", "max_pinned_blocks_per_tenant")
-_CHOICES: dict[str, tuple[object, ...]] = {
+_CHOICES: dict[str, tuple[str, ...]] = {
     "preemption": ("auto", "recompute", "swap"),
     "admission": ("forecast", "watermark"),
     "queue_order": ("fcfs", "priority", "longest_prefix", "fair_share"),
-    "preempt_lower_ranks": (False, True),
-    "enable_prefix_caching": (False, True),
     "eviction": ("lru", "segmented_lru"),
-    "report_other_scopes": (False, True),
 }
+_SWITCHES = ("preempt_lower_ranks", "enable_prefix_caching", "report_other_scopes")
 
 
 class FinishReason(enum.IntEnum):
@@ -184,16 +192,16 @@ class SchedulerConfig:
             if value is None and field in _OPTIONAL:
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-                raise ConfigError(f"{field} is {value!r}: allowed is an integer from {low} to {high}")
+                refuse(field, value, f"an integer from {low} to {high}", ConfigError)
         _check_groups(self.groups)
-        for field, allowed in _CHOICES.items():
-            value = getattr(self, field)
-            if value not in allowed:
-                raise ConfigError(f"{field} is {value!r}: allowed is one of {', '.join(map(str, allowed))}")
-        if not isinstance(self.watermark, (int, float)) or not 0.0 <= self.watermark < 1.0:
-            raise ConfigError(f"watermark is {self.watermark!r}: allowed is at least 0 and below 1")
-        if not isinstance(self.tenant_cache_share, (int, float)) or not 0.0 <= self.tenant_cache_share <= 1.0:
-            raise ConfigError(f"tenant_cache_share is {self.tenant_cache_share!r}: allowed is 0 to 1")
+        for field, choices in _CHOICES.items():
+            one_of(field, getattr(self, field), choices)
+        for field in _SWITCHES:
+            as_boolean(field, getattr(self, field), ConfigError)
+        if not 0.0 <= as_number("watermark", self.watermark, ConfigError) < 1.0:
+            refuse("watermark", self.watermark, "at least 0 and below 1", ConfigError)
+        if not 0.0 <= as_number("tenant_cache_share", self.tenant_cache_share, ConfigError) <= 1.0:
+            refuse("tenant_cache_share", self.tenant_cache_share, "0 to 1", ConfigError)
 
     @property
     def max_seq_len(self) -> int:
@@ -223,13 +231,20 @@ class SchedulerConfig:
 
 def _check_groups(groups: tuple[int | None, ...]) -> None:
     if not isinstance(groups, tuple) or not 1 <= len(groups) <= 64:
-        raise ConfigError(f"groups is {groups!r}: allowed is a tuple of 1 to 64 windows")
+        refuse("groups", groups, "a tuple of 1 to 64 windows", ConfigError)
     for window in groups:
         if window is None or (
             isinstance(window, int) and not isinstance(window, bool) and 1 <= window <= 2**30
         ):
             continue
-        raise ConfigError(f"groups is {groups!r}: allowed are None and windows of 1 to {2**30} tokens")
+        raise ConfigError(f"groups is {shown(groups)}: allowed are None and windows of 1 to {2**30} tokens")
+
+
+def _as_cost(field: str, value: float) -> float:
+    seconds = as_number(field, value, ConfigError)
+    if not 0.0 <= seconds < float("inf"):
+        refuse(field, value, "a finite number of at least 0", ConfigError)
+    return seconds
 
 
 class Scheduler:
@@ -244,7 +259,9 @@ class Scheduler:
     """
 
     def __init__(self, config: SchedulerConfig) -> None:
-        options: dict[str, Any] = dataclasses.asdict(config)
+        options: dict[str, Any] = dataclasses.asdict(
+            instance_of("config", config, SchedulerConfig, ConfigError)
+        )
         del options["groups"]
         options |= {"windows": config._windows, "max_chunk_tokens": config._max_chunk_tokens}
         if options["max_queued_tokens"] is None:
@@ -302,39 +319,29 @@ class Scheduler:
             CapacityError: prompt and one output token pass the context cap or the pool.
             QueueFullError: `max_queued_requests` sequences or `max_queued_tokens` tokens would be passed.
         """
-        if max_tokens is not None and not 0 <= max_tokens < 2**63:
-            raise InvalidRequestError(f"max_tokens is {max_tokens}: allowed is at least 1", "max_tokens")
-        if not 1 <= num_samples < 2**31:
-            raise InvalidRequestError(f"num_samples is {num_samples}: allowed is at least 1", "num_samples")
-        if not -(2**31) <= priority < 2**31:
-            raise InvalidRequestError(f"priority is {priority}: allowed is a 32-bit integer", "priority")
-        if not -2 <= retention_priority <= 2:
-            raise InvalidRequestError(
-                f"retention_priority is {retention_priority}: allowed is -2 to 2", "retention_priority"
-            )
         return self._native.submit(
             as_token_array(prompt, "prompt"),
-            max_tokens=max_tokens,
-            num_samples=num_samples,
-            scope=scope,
-            reuse_cached=reuse_cached,
-            tenant=tenant,
-            priority=priority,
-            deadline=deadline,
+            max_tokens=None if max_tokens is None else as_integer("max_tokens", max_tokens, 1, 2**63 - 1),
+            num_samples=as_integer("num_samples", num_samples, 1, 2**31 - 1),
+            scope=as_bytes("scope", scope),
+            reuse_cached=as_boolean("reuse_cached", reuse_cached),
+            tenant=as_bytes("tenant", tenant),
+            priority=as_integer("priority", priority, -(2**31), 2**31 - 1),
+            deadline=None if deadline is None else as_number("deadline", deadline),
             session=None if session is None else session_bytes(session),
-            ttl=ttl,
-            next_turn=next_turn,
-            retention_priority=retention_priority,
-            media=checked_media(media) if media else [],
+            ttl=None if ttl is None else as_number("ttl", ttl),
+            next_turn=None if next_turn is None else as_number("next_turn", next_turn),
+            retention_priority=as_integer("retention_priority", retention_priority, -2, 2),
+            media=checked_media(media),
         )
 
     def cached_tokens(self, tokens: NDArray[np.int32] | Sequence[int], *, scope: bytes = b"") -> int:
         """Returns how many of the first tokens are cached in a scope. Changes nothing.
 
         Raises:
-            InvalidRequestError: `tokens` are no token ids.
+            InvalidRequestError: `tokens` are no token ids, or `scope` is not bytes.
         """
-        return self._native.cached_tokens(as_token_array(tokens, "tokens"), scope)
+        return self._native.cached_tokens(as_token_array(tokens, "tokens"), as_bytes("scope", scope))
 
     def take_events(self) -> KvEvents:
         """Takes the events about cached blocks since the last call, oldest first; at most `max_kv_events` wait."""
@@ -354,8 +361,11 @@ class Scheduler:
 
         Returns:
             Whether the session was known and live.
+
+        Raises:
+            InvalidRequestError: an argument is not of its type.
         """
-        return self._native.end_session(session_bytes(session), tenant)
+        return self._native.end_session(session_bytes(session), as_bytes("tenant", tenant))
 
     def pin(
         self, tokens: NDArray[np.int32] | Sequence[int], *, scope: bytes = b"", tenant: bytes = b""
@@ -369,14 +379,21 @@ class Scheduler:
 
         Raises:
             PinQuotaError: `max_pinned_blocks` or `max_pinned_blocks_per_tenant` would be passed; nothing was pinned.
-            InvalidRequestError: `tokens` are no token ids.
+            InvalidRequestError: `tokens` are no token ids, or another argument is not of its type.
         """
-        pinned = self._native.pin(as_token_array(tokens, "tokens"), scope, tenant)
+        pinned = self._native.pin(
+            as_token_array(tokens, "tokens"), as_bytes("scope", scope), as_bytes("tenant", tenant)
+        )
         return None if pinned is None else Pin(*pinned)
 
     def unpin(self, pin: Pin) -> bool:
-        """Gives a pin up. Returns whether it still was one."""
-        return self._native.unpin(pin.id)
+        """Gives a pin up. Returns whether it still was one.
+
+        Raises:
+            InvalidRequestError: it is no pin.
+        """
+        number = instance_of("pin", pin, Pin, InvalidRequestError).id
+        return self._native.unpin(as_integer("pin.id", number, 0, 2**64 - 1))
 
     def set_cache_share(self, tenant: bytes, share: float) -> None:
         """Sets the share of the blocks, 0 to 1, that a tenant's own cached ones may fill before they make room first.
@@ -384,13 +401,17 @@ class Scheduler:
         A block that several tenants have used is nobody's own.
 
         Raises:
-            InvalidRequestError: the share is out of its range.
+            InvalidRequestError: an argument is not of its type or out of its range.
         """
-        self._native.set_cache_share(tenant, share)
+        self._native.set_cache_share(as_bytes("tenant", tenant), as_number("share", share))
 
     def abort(self, request: int) -> bool:
-        """Ends a request: at once, or with the `apply` of the step in flight. Returns whether it lived."""
-        return 0 <= request < 2**64 and self._native.abort(request)
+        """Ends a request: at once, or with the `apply` of the step in flight. Returns whether it lived.
+
+        Raises:
+            InvalidRequestError: it is no request's number.
+        """
+        return self._native.abort(as_integer("request", request, 0, 2**64 - 1))
 
     def plan(self, buffers: StepBuffers, now: float = 0.0) -> Plan | None:
         """Decides the next step and writes it into `buffers`.
@@ -406,9 +427,11 @@ class Scheduler:
             StepError: a step is in flight, or the buffers were made for another configuration; nothing was changed.
             InvalidRequestError: `now` is negative or no finite number; nothing was changed.
         """
+        native = instance_of("buffers", buffers, StepBuffers)._native
+        seconds = as_number("now", now)
         if self._recording is not None and not self._recording.closed:
             self._recording.write_pending()
-        return self._native.plan(buffers._native, now)
+        return self._native.plan(native, seconds)
 
     def propose(self, rows: NDArray[np.int32], starts: NDArray[np.int32], tokens: NDArray[np.int64]) -> None:
         """Proposes what running sequences may go on with: the next plan computes it behind their last token.
@@ -457,7 +480,7 @@ class Scheduler:
         Raises:
             StepError: the plan is not in flight, or an array does not fit it; nothing was changed.
         """
-        return self._native.apply(plan, sampled, outcomes, failed_rows, accepted)
+        return self._native.apply(instance_of("plan", plan, Plan), sampled, outcomes, failed_rows, accepted)
 
     def discard(self, plan: Plan) -> None:
         """Takes a step back that failed as a whole: nothing of it was computed.
@@ -465,7 +488,7 @@ class Scheduler:
         Raises:
             StepError: the plan is not in flight.
         """
-        self._native.discard(plan)
+        self._native.discard(instance_of("plan", plan, Plan))
 
     def set_costs(self, *, seconds_per_token: float, seconds_per_block: float) -> None:
         """Tells what was measured: preemption "auto" chooses by it.
@@ -473,14 +496,14 @@ class Scheduler:
         Args:
             seconds_per_token: to compute one token of a prompt.
             seconds_per_block: to copy one block to the host, or from it.
+
+        Raises:
+            ConfigError: one of them is no finite number of at least 0; nothing was changed.
         """
-        for field, value in (
-            ("seconds_per_token", seconds_per_token),
-            ("seconds_per_block", seconds_per_block),
-        ):
-            if not 0.0 <= value < float("inf"):
-                raise ConfigError(f"{field} is {value!r}: allowed is a finite number of at least 0")
-        self._native.set_costs(seconds_per_token=seconds_per_token, seconds_per_block=seconds_per_block)
+        self._native.set_costs(
+            seconds_per_token=_as_cost("seconds_per_token", seconds_per_token),
+            seconds_per_block=_as_cost("seconds_per_block", seconds_per_block),
+        )
 
     def take_ended(self) -> list[RequestSummary]:
         """The requests that ended since the last call of this or of `apply`, such as those aborted between steps."""
@@ -496,7 +519,7 @@ class Scheduler:
         The file holds the prompts' and outputs' token ids.
 
         Raises:
-            RecordingError: the scheduler was used already.
+            RecordingError: the scheduler was used already, or `path` is no path.
             OSError: the file cannot be written.
         """
         self._recording = Recording(self._native, path)

@@ -8,7 +8,7 @@ False
 
 from __future__ import annotations
 
-from pykv.errors import InvalidRequestError
+from pykv.field_checks import as_integer, refuse
 
 __all__ = ["scope_of"]
 
@@ -36,11 +36,7 @@ def scope_of(
     Raises:
         InvalidRequestError: a field is of another type, or the generation is no integer from 0 to below 2**64.
     """
-    if isinstance(adapter_generation, bool) or not isinstance(adapter_generation, int):
-        raise _refused("adapter_generation", adapter_generation, "an integer")
-    if not 0 <= adapter_generation < 2**64:
-        raise _refused("adapter_generation", adapter_generation, "0 to below 2**64")
-    generation = adapter_generation.to_bytes(8, "little")
+    generation = as_integer("adapter_generation", adapter_generation, 0, 2**64 - 1).to_bytes(8, "little")
     fields = {"model": model, "adapter": adapter, "tenant": tenant, "salt": salt}
     return b"pykv-scope-1" + generation + b"".join(_framed(name, value) for name, value in fields.items())
 
@@ -53,9 +49,5 @@ def _framed(name: str, value: bytes | str | None) -> bytes:
     elif isinstance(value, bytes):
         kind, content = b"b", value
     else:
-        raise _refused(name, value, "text, bytes or None")
+        refuse(name, value, "text, bytes or None")
     return kind + len(content).to_bytes(8, "little") + content
-
-
-def _refused(field: str, value: object, allowed: str) -> InvalidRequestError:
-    return InvalidRequestError(f"{field} is {value!r}: allowed is {allowed}", field)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
+from types import NoneType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from pykv import _core
 from pykv.errors import StepError
+from pykv.field_checks import as_boolean, instance_of, refuse, shown
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -63,8 +65,8 @@ class StepBuffers:
         finish_reasons: uint8 [max_num_samples]; filled by `Scheduler.apply`, a `FinishReason` a sample.
 
     Raises:
-        StepError: one of `arrays` is unknown, is read-only, not contiguous or a copy, overlaps another one, or has
-            another shape or dtype.
+        StepError: an argument is not of its type; or one of `arrays` is unknown, is read-only, not contiguous or a
+            copy, overlaps another one, or has another shape or dtype.
         ConfigError: from `Scheduler.plan`, if page lists could pass 2**31 entries.
     """
 
@@ -75,11 +77,17 @@ class StepBuffers:
         page_lists: bool = False,
         arrays: Mapping[str, object] | None = None,
     ) -> None:
-        layout = _layout(config)
+        # Imported here: that module imports this one.
+        from pykv.scheduler import SchedulerConfig
+
+        layout = _layout(instance_of("config", config, SchedulerConfig))
+        if not isinstance(arrays, (Mapping, NoneType)):
+            refuse("arrays", arrays, "a mapping of arrays by attribute", StepError)
         brought = dict(arrays or {})
+        as_boolean("page_lists", page_lists, StepError)
         wanted = [name for name in layout if page_lists or name not in _PAGE_LISTS]
         if unknown := set(brought) - set(wanted):
-            raise StepError(f"arrays has {sorted(unknown)}: allowed are {', '.join(wanted)}")
+            raise StepError(f"arrays has {shown(sorted(unknown, key=str))}: allowed are {', '.join(wanted)}")
         views: dict[str, NDArray[Any]] = {
             name: _checked(name, brought[name], *layout[name])
             if name in brought

@@ -35,13 +35,19 @@ def as_token_array(tokens: NDArray[np.int32] | Sequence[int], field: str) -> NDA
         and tokens.flags.c_contiguous
     ):
         return tokens
-    array = np.asarray(tokens)
+    try:
+        array = np.asarray(tokens)
+    except (TypeError, ValueError, RuntimeError, BufferError) as error:
+        raise InvalidRequestError(f"{field} is no array: {error}", field) from error
     if array.ndim != 1:
         raise InvalidRequestError(f"{field} has {array.ndim} dimensions: allowed is one", field)
     if array.size == 0:
         raise InvalidRequestError(f"{field} is empty: allowed is at least one token", field)
-    if array.dtype.kind not in "iu":
-        raise InvalidRequestError(f"{field} holds {array.dtype}: allowed are integers", field)
+    # numpy takes a bool among integers for one of them.
+    has_bools = isinstance(tokens, (list, tuple)) and bool in set(map(type, tokens))
+    if array.dtype.kind not in "iu" or has_bools:
+        held = "bools" if has_bools else array.dtype
+        raise InvalidRequestError(f"{field} holds {held}: allowed are integers", field)
     low, high = int(array.min()), int(array.max())
     if low < 0 or high > _INT32_MAX:
         wrong = low if low < 0 else high

@@ -83,6 +83,22 @@ fn blocks_that_another_request_will_compute_are_in_flight() {
 }
 
 #[test]
+fn blocks_in_flight_are_those_up_to_the_first_medium_that_differs() {
+    for (hash, in_flight) in [(b"cat", 2), (b"dog", 1)] {
+        let mut engine = Engine::new(SchedulerConfig { max_chunk_tokens: 8, ..config(32) });
+        for hash in [b"cat", hash] {
+            let (tokens, media) = (prompt(0, 18), [Media { offset: 13, hash }]);
+            let submission = Submission { max_tokens: Some(1), media: &media, ..Submission::new(&tokens) };
+            engine.scheduler.submit(submission).unwrap();
+        }
+        engine.run();
+        let found = engine.ended.iter().find(|summary| summary.request.get() == 1).unwrap();
+        assert_eq!(found.cached_tokens, 8);
+        assert_eq!(found.misses, MissCounts { in_flight, never_seen: 2 - in_flight, ..misses() });
+    }
+}
+
+#[test]
 fn another_scope_is_looked_into_only_where_that_is_allowed() {
     for (report_other_scopes, expected) in [
         (false, MissCounts { never_seen: 3, ..misses() }),

@@ -6,7 +6,7 @@ mod support;
 use pykv_core::prefix::eviction::eviction_policy;
 use pykv_core::prefix::{PinId, PinQuota, Retention};
 use pykv_core::scheduler::{AdmissionPolicy, Submission};
-use pykv_core::{Error, SchedulerConfig, TokenId};
+use pykv_core::{Error, LayerGroup, SchedulerConfig, TokenId};
 use support::Engine;
 
 /// Block size 4; so many usable blocks.
@@ -111,6 +111,24 @@ fn a_session_that_comes_back_is_live_again() {
     run(&mut engine, &prompt(200, 7), session(b"c"));
     assert_eq!(cached(&mut engine, &prompt(100, 3)), 3);
     assert!(cached(&mut engine, &prompt(0, 3)) < 3);
+}
+
+#[test]
+fn what_has_left_the_window_of_a_running_request_makes_room_after_what_was_used_before_it() {
+    for retention in [Retention::default(), session(b"old")] {
+        let groups = vec![LayerGroup::Full, LayerGroup::Window { tokens: 8 }];
+        let mut engine = Engine::new(SchedulerConfig { groups, max_num_batched_tokens: 16, ..config(48) });
+        run(&mut engine, &prompt(0, 4), retention);
+        engine.submit(&prompt(100, 8), 30, 1);
+        (0..3).for_each(|_| assert!(engine.step()));
+        assert_eq!(cached(&mut engine, &prompt(100, 2)), 2);
+        engine.submit(&prompt(200, 10), 20, 1);
+        while engine.scheduler.stats().evictions < 4 {
+            assert!(engine.step());
+        }
+        assert!(cached(&mut engine, &prompt(0, 4)) < 4, "nothing of it went, with {retention:?}");
+        assert_eq!(cached(&mut engine, &prompt(100, 2)), 2, "evicted first with {retention:?}");
+    }
 }
 
 #[test]

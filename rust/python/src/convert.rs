@@ -26,11 +26,15 @@ impl Dtype for u8 {
 
 /// The memory of an array that a step is given.
 pub(crate) fn buffer<T: Dtype>(object: &Bound<'_, PyAny>, array: &str) -> PyResult<PyBuffer<T>> {
-    PyBuffer::get(object).map_err(|error| {
+    let buffer = PyBuffer::get(object).map_err(|error| {
         let given =
             object.getattr("dtype").map_or_else(|_| object.get_type().to_string(), |dtype| dtype.to_string());
         StepError::new_err(format!("{array} is {given}: needed is an array of {} ({error})", T::NAME))
-    })
+    })?;
+    match buffer.dimensions() {
+        1 => Ok(buffer),
+        dimensions => Err(StepError::new_err(format!("{array} has {dimensions} dimensions: needed is one"))),
+    }
 }
 
 /// An array that is written: contiguous and not read-only.

@@ -244,6 +244,11 @@ impl PrefixCache {
         self.scopes.leave(scope);
     }
 
+    /// How many of the first `num_blocks` blocks of two sequences bind the same scope and media.
+    pub(crate) fn common_bindings(&self, first: ScopeId, second: ScopeId, num_blocks: usize) -> usize {
+        self.scopes.common_blocks(first, second, num_blocks)
+    }
+
     /// Scopes in use: by whoever entered them, or by published blocks.
     pub fn num_scopes(&self) -> usize {
         self.scopes.len()

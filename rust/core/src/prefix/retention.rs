@@ -99,7 +99,8 @@ struct Marks {
 const UNTRACKED: Marks =
     Marks { live: 0, expected: 0, tips: None, owner: Owner::Several, priority: NORMAL, is_open: true };
 
-/// A node that nobody has given back yet.
+/// A node that nobody has given back yet. Of a running sequence's, only what has left a window is idle: it stands as if
+/// nothing was said about it until the sequence ends.
 const FRESH: Marks = Marks { owner: Owner::Nobody, priority: 0, is_open: false, ..UNTRACKED };
 
 #[derive(Debug)]
@@ -276,11 +277,15 @@ impl PrefixCache {
         let marks = self.tracked.marks(node);
         let class = match marks {
             Marks { expected: 1.., .. } => Class::Expected,
-            Marks { is_open: false, live: 0, .. } => Class::Ended,
+            Marks { is_open: false, live: 0, owner, .. } if owner != Owner::Nobody => Class::Ended,
             _ => Class::Live,
         };
-        let owner = if let Owner::Tenant(owner) = marks.owner { Some(owner) } else { None };
-        Standing { class, priority: marks.priority, hits: self.tree.hits(node), owner }
+        let (owner, priority) = match marks.owner {
+            Owner::Nobody => (None, NORMAL),
+            Owner::Tenant(owner) => (Some(owner), marks.priority),
+            Owner::Several => (None, marks.priority),
+        };
+        Standing { class, priority, hits: self.tree.hits(node), owner }
     }
 
     /// Notes that a node was added.

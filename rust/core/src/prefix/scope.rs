@@ -133,6 +133,15 @@ impl Scopes {
         (own, if own == ScopeId::UNBOUND { 0 } else { self.entry(own).fingerprint })
     }
 
+    /// How many of the first `num_blocks` blocks of two sequences bind the same.
+    pub(crate) fn common_blocks(&self, first: ScopeId, second: ScopeId, num_blocks: usize) -> usize {
+        if first == second {
+            return num_blocks;
+        }
+        let same = |&index: &usize| self.of_block(first, index) == self.of_block(second, index);
+        (0..num_blocks).take_while(same).count()
+    }
+
     /// The bytes of a sequence's scope, media aside.
     pub(crate) fn base(&self, scope: ScopeId) -> &[u8] {
         match &self.entry(scope).kind {

@@ -67,16 +67,19 @@ impl Scheduler {
         let begun = step.rows.iter().map(|row| &self.sequences[row.sequence]);
         // What a step computes of a prompt can be shared already: the rest of that prompt is computed later.
         let shared = begun
-            .filter(|other| other.scope == sequence.scope && other.num_planned < other.tokens.len())
+            .filter(|other| other.num_planned < other.tokens.len())
             .map(|other| self.common_blocks(other, sequence))
             .max();
         let in_flight = shared.unwrap_or(0).saturating_sub(hits);
         self.cache.misses(sequence.scope, &sequence.tokens, hits, in_flight)
     }
 
+    /// The blocks that two prompts have in common, scopes and media included.
     fn common_blocks(&self, first: &Sequence, second: &Sequence) -> usize {
+        let longest = self.block_size.full_blocks(first.tokens.len().min(second.tokens.len()));
+        let bound = self.cache.common_bindings(first.scope, second.scope, longest) * self.block_size.tokens();
         let same = first.tokens.iter().zip(&second.tokens).take_while(|(first, second)| first == second);
-        self.block_size.full_blocks(same.count())
+        self.block_size.full_blocks(same.take(bound).count())
     }
 
     pub(super) fn count_misses(&mut self, request: RequestId, misses: &MissCounts) {

@@ -1,0 +1,303 @@
+"""Every parameter of the core's Python face gets values of wrong kinds: all are refused by name, changing nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pykv import blocks, events, recording, scheduler, scope
+from pykv.blocks import BlockPool, BlockTable, PrefixCache
+from pykv.errors import InvalidRequestError, PykvError
+from pykv.events import content_keys
+from pykv.recording import Recording, replay_recording
+from pykv.scheduler import OUTCOME_OK, Scheduler, SchedulerConfig, StepBuffers
+from pykv.scope import scope_of
+
+
+class Opaque:
+    """An object that nothing takes, not even `repr`."""
+
+    def __repr__(self) -> str:
+        raise RuntimeError("nobody sees me")
+
+
+JUNK: dict[str, Any] = {
+    "none": None,
+    "bool": True,
+    "numpy bool": np.bool_(False),
+    "negative": -1,
+    "huge": 2**64,
+    "negative and huge": -(2**70),
+    "endless": 10**5000,
+    "float": 1.5,
+    "whole float": 2.0,
+    "nan": float("nan"),
+    "infinity": float("inf"),
+    "complex": 1j,
+    "text": "junk",
+    "empty text": "",
+    "text with a null": "a\0b",
+    "bytes": b"junk",
+    "list": [1, 2],
+    "list of bools": [True, 3],
+    "ragged list": [[1], [2, 3]],
+    "list of text": ["a"],
+    "mapping": {"a": 1},
+    "mapping of numbers": {1: 1, "a": 2},
+    "set": {1},
+    "class": int,
+    "opaque": Opaque(),
+    "generator": (token for token in (1, 2)),
+    "int array": np.arange(3),
+    "int32 array": np.arange(3, dtype=np.int32),
+    "float array": np.ones(3),
+    "bool array": np.ones(3, bool),
+    "object array": np.array([None]),
+    "text array": np.array(["auto", "lru"]),
+    "huge array": np.array([2**63], np.uint64),
+    "negative array": np.array([-5]),
+    "matrix": np.ones((1, 1), np.int64),
+    "empty array": np.ones(0, np.float32),
+    "scalar array": np.array(3.5),
+}
+SECONDS = {"float", "whole float", "huge"}
+TOKENS = {"list", "int array", "int32 array"}
+
+
+class Call(NamedTuple):
+    """A call with arguments that are allowed, and for each argument the junk that is none."""
+
+    function: Callable[..., object]
+    arguments: dict[str, Any]
+    allowed: Mapping[str, set[str]] = MappingProxyType({})
+    """Of some parameters: the junk that is allowed there."""
+
+
+class World:
+    """One object of each kind, in the middle of its life."""
+
+    def __init__(self) -> None:
+        config = SchedulerConfig(
+            num_blocks=64,
+            block_size=4,
+            max_num_batched_tokens=64,
+            max_num_seqs=4,
+            num_lookahead_tokens=2,
+            max_pinned_blocks=8,
+        )
+        self.scheduler, self.buffers = Scheduler(config), StepBuffers(config)
+        self.scheduler.submit(range(9), max_tokens=30, session="s", tenant=b"t")
+        first = self.scheduler.plan(self.buffers, 1.0)
+        assert first is not None
+        self.scheduler.apply(first, np.array([5]), np.array([OUTCOME_OK], np.uint8))
+        pin = self.scheduler.pin(range(9))
+        assert pin is not None
+        self.pin = pin
+        busy = Scheduler(config)
+        busy.submit([1, 2, 3])
+        plan = busy.plan(StepBuffers(config))
+        assert plan is not None
+        self.in_flight = busy, plan
+        self.pool = BlockPool(64, 4)
+        self.cache = PrefixCache(self.pool)
+        self.table, _ = self.cache.share(range(9))
+        self.cache.extend(self.table, 3)
+        self.cache.publish(self.table, range(9), num_tokens=4)
+
+    def state(self) -> list[object]:
+        """All that can be counted; what is broken is found."""
+        schedulers = (self.scheduler, self.in_flight[0])
+        for checked in (*schedulers, self.cache):
+            checked.check()
+        counts = [
+            getattr(scheduler.stats(), name)
+            for scheduler in schedulers
+            for name in dir(scheduler.stats())
+            if not name.startswith("_")
+        ]
+        return [
+            *counts,
+            self.pool.count(),
+            self.cache.count(),
+            self.cache.num_evictions,
+            self.table.block_ids(),
+        ]
+
+
+def each(fields: Iterable[str], allowed: set[str]) -> dict[str, set[str]]:
+    """The same junk allowed for several fields."""
+    return dict.fromkeys(fields, allowed)
+
+
+def config_options() -> dict[str, set[str]]:
+    """What junk each option takes."""
+    switches = ("preempt_lower_ranks", "enable_prefix_caching", "report_other_scopes")
+    optional = ("max_chunk_tokens", "max_queued_tokens", "max_pinned_blocks_per_tenant")
+    return each(switches, {"bool"}) | each(optional, {"none"})
+
+
+def calls(world: World, folder: Path) -> Iterator[Call]:
+    steps, pool, cache, table = world.scheduler, world.pool, world.cache, world.table
+    retention = {"none", *SECONDS}
+    yield Call(
+        steps.submit,
+        {
+            "prompt": [1, 2],
+            "max_tokens": 1,
+            "num_samples": 1,
+            "scope": b"",
+            "reuse_cached": True,
+            "tenant": b"",
+            "priority": 0,
+            "deadline": 1.0,
+            "session": "s",
+            "ttl": 1.0,
+            "next_turn": 1.0,
+            "retention_priority": 0,
+            "media": (),
+        },
+        {
+            "prompt": TOKENS,
+            "max_tokens": {"none"},
+            "scope": {"bytes"},
+            "reuse_cached": {"bool"},
+            "tenant": {"bytes"},
+            "priority": {"negative"},
+            "deadline": retention,
+            "session": {"none", "bytes", "text", "empty text", "text with a null"},
+            "ttl": retention,
+            "next_turn": retention,
+            "retention_priority": {"negative"},
+        },
+    )
+    yield Call(steps.cached_tokens, {"tokens": [1], "scope": b""}, {"tokens": TOKENS, "scope": {"bytes"}})
+    yield Call(
+        steps.end_session,
+        {"session": "nobody", "tenant": b""},
+        {"session": {"bytes", "text", "empty text", "text with a null"}, "tenant": {"bytes"}},
+    )
+    yield Call(
+        steps.pin,
+        {"tokens": [9], "scope": b"", "tenant": b""},
+        {"tokens": TOKENS, "scope": {"bytes"}, "tenant": {"bytes"}},
+    )
+    yield Call(steps.unpin, {"pin": world.pin})
+    yield Call(steps.set_cache_share, {"tenant": b"t", "share": 0.5}, {"tenant": {"bytes"}})
+    yield Call(steps.abort, {"request": 99})
+    yield Call(steps.plan, {"buffers": world.buffers, "now": 2.0}, {"now": SECONDS})
+    yield Call(
+        steps.propose,
+        {"rows": np.zeros(0, np.int32), "starts": np.zeros(1, np.int32), "tokens": np.zeros(0, np.int64)},
+        # Three rows are fine, for more starts.
+        {"rows": {"int32 array"}},
+    )
+    in_flight, plan = world.in_flight
+    results = {"sampled": np.array([5]), "outcomes": np.array([OUTCOME_OK], np.uint8)}
+    yield Call(
+        in_flight.apply,
+        {"plan": plan, **results, "failed_rows": None, "accepted": None},
+        {"failed_rows": {"none"}, "accepted": {"none"}},
+    )
+    yield Call(in_flight.discard, {"plan": plan})
+    yield Call(
+        steps.set_costs,
+        {"seconds_per_token": 0.0, "seconds_per_block": 0.0},
+        each(("seconds_per_token", "seconds_per_block"), SECONDS),
+    )
+    yield Call(steps.record, {"path": folder / "never"}, {"path": {"text"}})
+    yield Call(Scheduler, {"config": steps.config})
+    yield Call(SchedulerConfig, dataclasses.asdict(steps.config), config_options())
+    yield Call(
+        StepBuffers,
+        {"config": steps.config, "page_lists": False, "arrays": None},
+        {"page_lists": {"bool"}, "arrays": {"none"}},
+    )
+    yield Call(BlockPool, {"num_blocks": 64, "block_size": 4})
+    yield Call(pool.references, {"block_id": 1})
+    yield Call(table.extend, {"count": 1})
+    yield Call(table.truncate, {"length": 3})
+    yield Call(table.is_writable, {"index": 1})
+    yield Call(table.copy_on_write, {"index": 1})
+    yield Call(PrefixCache, {"pool": BlockPool(64, 4), "eviction": "lru"})
+    yield Call(cache.probe, {"tokens": [1], "scope": b""}, {"tokens": TOKENS, "scope": {"bytes"}})
+    yield Call(
+        cache.share,
+        {"tokens": [1], "scope": b"", "max_tokens": None},
+        {"tokens": TOKENS, "scope": {"bytes"}, "max_tokens": {"none"}},
+    )
+    yield Call(cache.extend, {"table": table, "count": 1})
+    yield Call(
+        cache.publish,
+        {"table": table, "tokens": [1], "num_tokens": 1, "scope": b""},
+        {"tokens": TOKENS, "scope": {"bytes"}},
+    )
+    yield Call(
+        content_keys,
+        {"tokens": [1], "block_size": 4, "scope": b"", "media": ()},
+        {"tokens": TOKENS, "scope": {"bytes"}},
+    )
+    named = {"none", "bytes", "text", "empty text", "text with a null"}
+    yield Call(
+        scope_of,
+        {"model": None, "adapter": None, "adapter_generation": 0, "tenant": None, "salt": None},
+        each(("model", "adapter", "tenant", "salt"), named),
+    )
+    yield Call(replay_recording, {"path": folder / "none"}, {"path": {"text"}})
+
+
+def test_junk_is_refused_by_name_and_changes_nothing(tmp_path: Path) -> None:
+    world = World()
+    before = world.state()
+    wrong, num_refused = [], 0
+    for call in calls(world, tmp_path):
+        for field in call.arguments:
+            for kind in JUNK.keys() - call.allowed.get(field, set()):
+                what = f"{call.function.__qualname__}({field}={kind})"
+                try:
+                    result = call.function(**call.arguments | {field: JUNK[kind]})
+                except PykvError as error:
+                    num_refused += 1
+                    if field not in str(error):
+                        wrong.append(f"{what} does not name it: {error}")
+                    elif isinstance(error, InvalidRequestError) and error.field != field:
+                        wrong.append(f"{what} has field {error.field}: {error}")
+                except Exception as error:
+                    wrong.append(f"{what} raises {type(error).__name__}: {error}")
+                else:
+                    wrong.append(f"{what} gives {result!r}")
+        if world.state() != before:
+            wrong.append(f"{call.function.__qualname__} changed something")
+            before = world.state()
+    assert not wrong, "\n".join(wrong)
+    assert num_refused > 2000
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_no_public_parameter_is_left_out(tmp_path: Path) -> None:
+    modules = (scheduler, blocks, events, recording, scope)
+    public = {getattr(module, name) for module in modules for name in module.__all__}
+    functions = {thing for thing in public if inspect.isfunction(thing)}
+    functions |= {
+        method
+        for thing in public - {BlockTable, Recording}
+        if inspect.isclass(thing)
+        for name, method in inspect.getmembers(thing, inspect.isfunction)
+        if not name.startswith("_")
+    }
+    wanted = {
+        (function.__qualname__, parameter)
+        for function in functions
+        for parameter in inspect.signature(function).parameters
+        if parameter != "self"
+    }
+    sent = {
+        (call.function.__qualname__, field) for call in calls(World(), tmp_path) for field in call.arguments
+    }
+    assert len(wanted) > 40
+    assert wanted - sent == set()
