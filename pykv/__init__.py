@@ -69,6 +69,7 @@ if _typing.TYPE_CHECKING:
     from pykv.layout import KvLayout
     from pykv.planner import KvPlan, plan
     from pykv.recording import ReplayedRecording, replay_recording
+    from pykv.retention import Retention
     from pykv.sampling import SamplingParams
     from pykv.scheduler import (
         OUTCOME_FAILED,
@@ -136,6 +137,7 @@ __all__ = [
     "ReplayedRecording",
     "RequestOutput",
     "RequestSummary",
+    "Retention",
     "SamplingParams",
     "Scheduler",
     "SchedulerConfig",
@@ -193,6 +195,7 @@ _LAZY = {
     "ReplayedRecording": ("pykv.recording", ""),
     "RequestOutput": ("pykv.engine", ""),
     "RequestSummary": ("pykv.scheduler", ""),
+    "Retention": ("pykv.retention", ""),
     "SamplingParams": ("pykv.sampling", ""),
     "Scheduler": ("pykv.scheduler", ""),
     "SchedulerConfig": ("pykv.scheduler", ""),

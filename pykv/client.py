@@ -16,10 +16,11 @@ from grpclib.health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from pykv.engine.histogram import HistogramCounts
 from pykv.engine.outputs import OutputDelta
 from pykv.errors import ConfigError, InvalidRequestError
+from pykv.retention import Retention
 from pykv.sampling import SamplingParams
 from pykv.service.client.channel import PatientChannel
 from pykv.service.client.failures import ServiceError, raising_typed
-from pykv.service.client.messages import deltas_of, histogram_of, sampling_message
+from pykv.service.client.messages import deltas_of, histogram_of, retention_message, sampling_message
 from pykv.service.messages import HISTOGRAMS
 from pykv.service.protocol import engine_pb2 as pb
 from pykv.service.servable import cardinality_of, path_of
@@ -85,15 +86,23 @@ class Client:
         *,
         request_id: str = "",
         cache_salt: bytes = b"",
+        retention: Retention | None = None,
         timeout_seconds: float | None = None,
     ) -> AsyncGenerator[OutputDelta, None]:
         """Streams the continuation of a prompt, a text or token ids.
 
         Leaving the iterator, for any reason, ends the request on the server. What the server refuses is
         raised by the first step.
+
+        Args:
+            retention: how long the request's blocks matter, such as `Retention(session_id="chat 7")`.
         """
-        sampling = sampling_message(params or SamplingParams())
-        request = pb.GenerateRequest(request_id=request_id, sampling=sampling, cache_salt=cache_salt)
+        request = pb.GenerateRequest(
+            request_id=request_id,
+            sampling=sampling_message(params or SamplingParams()),
+            cache_salt=cache_salt,
+            retention=retention_message(retention),
+        )
         _set_prompt(request, prompt)
         return self._stream("Generate", request, timeout_seconds)
 
@@ -104,11 +113,16 @@ class Client:
         *,
         request_id: str = "",
         cache_salt: bytes = b"",
+        retention: Retention | None = None,
         timeout_seconds: float | None = None,
     ) -> AsyncGenerator[OutputDelta, None]:
         """Streams the answer to a conversation, mappings with `role` and `content`; else as `generate`."""
-        sampling = sampling_message(params or SamplingParams())
-        request = pb.ChatRequest(request_id=request_id, sampling=sampling, cache_salt=cache_salt)
+        request = pb.ChatRequest(
+            request_id=request_id,
+            sampling=sampling_message(params or SamplingParams()),
+            cache_salt=cache_salt,
+            retention=retention_message(retention),
+        )
         request.messages.extend(pb.ChatMessage(**message) for message in messages)
         return self._stream("Chat", request, timeout_seconds)
 
@@ -116,6 +130,11 @@ class Client:
         """Ends a running request by its name; False where no live request bears it."""
         reply = await self._ask("Abort", pb.AbortRequest(request_id=request_id), pb.AbortResponse)
         return reply.aborted
+
+    async def end_session(self, session_id: str) -> bool:
+        """Says that a session has no further turn; False where none of this name is live."""
+        request = pb.EndSessionRequest(session_id=session_id)
+        return (await self._ask("EndSession", request, pb.EndSessionResponse)).ended
 
     async def get_model(self) -> ModelDescription:
         """What the server serves."""

@@ -60,6 +60,12 @@ class StepEngine:
     async def abort(self, request_id: str) -> bool:
         return False
 
+    def end_session(self, session_id: bytes | str, *, tenant: bytes) -> bool:
+        return False
+
+    def set_cache_share(self, tenant: bytes, share: float) -> None:
+        """There is no cache."""
+
     def generate(self, prompt: object, params: object, *, request_id: str, **_: object) -> DeltaStream:
         async def open_channel() -> Channel:
             channel = Channel(request_id, asyncio.get_running_loop(), MANY)

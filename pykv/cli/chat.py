@@ -4,6 +4,7 @@ import argparse
 import asyncio
 import sys
 import time
+import uuid
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -11,12 +12,15 @@ from pykv.cli.connection import add_connection_options, client_of
 from pykv.client import Client
 from pykv.engine.outputs import OutputDelta, Usage
 from pykv.errors import PykvError
+from pykv.retention import Retention
 from pykv.sampling import SamplingParams
 
 __all__ = ["Conversation", "main"]
 
 HARMLESS = {code: None for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
 """A model's control characters must not command the terminal."""
+SESSION_SECONDS = 3600.0
+"""After so long without a question the server may take the conversation for over."""
 HELP = "/new begins anew, /quit ends; Ctrl-C stops an answer"
 
 
@@ -58,6 +62,8 @@ class RichScreen:
 class Conversation:
     """What was said; a question stays only once something was answered.
 
+    The server knows it as one session, whose blocks it keeps until the end.
+
     Args:
         client: of the server that answers.
         params: how the answers are made.
@@ -69,11 +75,21 @@ class Conversation:
         self._params = params
         self._system = system
         self.messages: list[dict[str, str]] = []
-        self.restart()
+        self._begin()
 
-    def restart(self) -> None:
-        """Forgets what was said."""
+    async def restart(self) -> None:
+        """Forgets what was said, and so does the server.
+
+        Raises:
+            PykvError: the server refused, or failed; what was said is forgotten here all the same.
+        """
+        session_id = self.session_id
+        self._begin()
+        await self._client.end_session(session_id)
+
+    def _begin(self) -> None:
         self.messages = [{"role": "system", "content": self._system}] if self._system else []
+        self.session_id = uuid.uuid4().hex
 
     async def ask(self, question: str, screen: Screen) -> OutputDelta | None:
         """Streams the answer to the screen and returns its last delta; None = nothing came.
@@ -82,9 +98,10 @@ class Conversation:
             PykvError: the server refused, or failed.
         """
         asked = [*self.messages, {"role": "user", "content": question}]
+        retention = Retention(session_id=self.session_id, ttl_seconds=SESSION_SECONDS)
         answer, last = "", None
         try:
-            async for last in self._client.chat(asked, self._params):
+            async for last in self._client.chat(asked, self._params, retention=retention):
                 answer += last.text
                 screen.show(last.text.translate(HARMLESS))
         finally:
@@ -112,7 +129,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         try:
             model = runner.run(client.get_model())
             screen.note(f"{model.name}, up to {model.max_model_len} tokens. {HELP}.")
-            _talk(runner, Conversation(client, params, options.system), screen)
+            conversation = Conversation(client, params, options.system)
+            try:
+                _talk(runner, conversation, screen)
+            finally:
+                _restart(runner, conversation, screen)
         finally:
             runner.run(client.aclose())
     return 0
@@ -123,10 +144,17 @@ def _talk(runner: asyncio.Runner, conversation: Conversation, screen: Screen) ->
         if line == "/quit":
             return
         if line == "/new":
-            conversation.restart()
+            _restart(runner, conversation, screen)
             screen.note("forgotten")
         elif line:
             _answer(runner, conversation, line, screen)
+
+
+def _restart(runner: asyncio.Runner, conversation: Conversation, screen: Screen) -> None:
+    try:
+        runner.run(conversation.restart())
+    except PykvError as error:
+        screen.note(f"the server keeps the conversation for a while: {error}")
 
 
 def _answer(runner: asyncio.Runner, conversation: Conversation, question: str, screen: Screen) -> None:

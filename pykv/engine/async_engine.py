@@ -8,9 +8,11 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
+from pykv.engine.cache_use import NO_RETENTION, CacheUse
 from pykv.engine.delivery import Delivery
 from pykv.engine.delta_stream import Channel, DeltaStream
 from pykv.engine.deltas import RequestDelta, raised_within
@@ -20,6 +22,8 @@ from pykv.engine.request import Request
 from pykv.engine.stats import EngineStats
 from pykv.engine.timing import TimingCounts
 from pykv.errors import DuplicateRequestError, EngineDeadError, StepError
+from pykv.events import KvEvents
+from pykv.retention import Pin, Retention
 from pykv.sampling.params import SamplingParams
 from pykv.text.chat import num_characters
 
@@ -37,8 +41,7 @@ class _Call:
     num_characters: int
     params: SamplingParams
     request_id: str | None
-    scope: bytes
-    tenant: bytes
+    use: CacheUse
 
 
 class AsyncEngine:
@@ -125,6 +128,8 @@ class AsyncEngine:
         request_id: str | None = None,
         scope: bytes = b"",
         tenant: bytes = b"",
+        retention: Retention = NO_RETENTION,
+        media: Sequence[tuple[int, bytes]] = (),
     ) -> DeltaStream:
         """Streams the continuation of a prompt.
 
@@ -134,7 +139,9 @@ class AsyncEngine:
             prompt: a text or token ids.
             request_id: for `abort`; must not be that of a live request. None = drawn.
             scope: requests of different scopes share no cached blocks.
-            tenant: who gets a fair share, where the config's queue_order is "fair_share".
+            tenant: whose sessions and share of the cache count, and who pays under "fair_share".
+            retention: how long its blocks matter, such as `Retention(session_id="chat 7")`.
+            media: what its placeholder tokens stand for, as `Scheduler.submit` takes it.
 
         Raises (when the first delta is asked for):
             InvalidRequestError, CapacityError: the prompt or the parameters are not allowed, or can never fit.
@@ -146,7 +153,8 @@ class AsyncEngine:
             return self.engine.new_request(prompt, params, name)
 
         num_characters = len(prompt) if isinstance(prompt, str) else 0
-        return self._stream(_Call(new_request, num_characters, params, request_id, scope, tenant))
+        use = CacheUse(scope=scope, tenant=tenant, retention=retention, media=media)
+        return self._stream(_Call(new_request, num_characters, params, request_id, use))
 
     def chat(
         self,
@@ -156,6 +164,7 @@ class AsyncEngine:
         request_id: str | None = None,
         scope: bytes = b"",
         tenant: bytes = b"",
+        retention: Retention = NO_RETENTION,
         template_options: Mapping[str, Any] | None = None,
     ) -> DeltaStream:
         """Streams the answer to a chat: messages with `role` and `content`; otherwise as `generate`."""
@@ -163,8 +172,8 @@ class AsyncEngine:
         def new_request(name: str) -> Request:
             return self.engine.new_request(self.engine.encode_chat(messages, template_options), params, name)
 
-        length = num_characters(messages)
-        return self._stream(_Call(new_request, length, params, request_id, scope, tenant))
+        use = CacheUse(scope=scope, tenant=tenant, retention=retention)
+        return self._stream(_Call(new_request, num_characters(messages), params, request_id, use))
 
     async def abort(self, request_id: str) -> bool:
         """Ends a request; its stream gets a last delta with finish reason "abort".
@@ -182,6 +191,39 @@ class AsyncEngine:
         if channel.request is not None:
             self._thread.abort(channel.request)
         return True
+
+    def end_session(self, session_id: bytes | str, *, tenant: bytes = b"") -> bool:
+        """Says that a session has no further turn; see `Engine.end_session`."""
+        return self.engine.end_session(session_id, tenant=tenant)
+
+    async def pin(
+        self, prompt: str | Sequence[int], *, scope: bytes = b"", tenant: bytes = b""
+    ) -> Pin | None:
+        """Keeps the cached blocks that a prompt begins with; see `Engine.pin`. Encodes on a thread."""
+        return await asyncio.get_running_loop().run_in_executor(
+            self._tokenizing, partial(self.engine.pin, prompt, scope=scope, tenant=tenant)
+        )
+
+    def unpin(self, pin: Pin) -> bool:
+        """Gives a pin up. Returns whether it still was one."""
+        return self.engine.unpin(pin)
+
+    def set_cache_share(self, tenant: bytes, share: float) -> None:
+        """Sets a tenant's share of the cache; see `Engine.set_cache_share`."""
+        self.engine.set_cache_share(tenant, share)
+
+    def listen_to_events(self, listener: Callable[[KvEvents], None] | None) -> None:
+        """Sets who is told what has happened to cached blocks: one listener, or None.
+
+        It is called on the engine's thread behind each step in which something has, with all of it since the last
+        call, so it must hand the events on at once and not raise. While there is none nothing is taken, and the oldest
+        events are dropped: begin with `snapshot_events`.
+        """
+        self._thread.event_listener = listener
+
+    def snapshot_events(self) -> KvEvents:
+        """Returns all cached blocks as if each had just been stored; see `Scheduler.snapshot_events`."""
+        return self.engine.snapshot_events()
 
     def stats(self) -> EngineStats:
         """Returns the counters and gauges as they are now."""
@@ -211,7 +253,7 @@ class AsyncEngine:
     def _submit(self, request: Request, channel: Channel, call: _Call) -> None:
         request.receiver = channel
         self._check_serving()
-        self.engine.steps.submit(request, call.scope, call.tenant)
+        self.engine.steps.submit(request, call.use)
         channel.request = request
         channel.num_prompt_tokens = len(request.prompt)
         self._check_serving()  # the thread may have ended meanwhile, and told only those that it knew

@@ -47,6 +47,10 @@ class EngineConfig:
         max_queued_tokens: most tokens of prompts that wait; more are refused; None = no limit.
         queue_order: who of those that wait is next: "fcfs" = who came first, "longest_prefix" = who finds most of the
             prompt in the cache, "fair_share" = equal shares of tokens for all tenants.
+        tenant_cache_share: share of the blocks, from 0 to 1, that a tenant's own cached ones may fill before they make
+            room first; `Engine.set_cache_share` sets one tenant's.
+        max_pinned_blocks: most blocks that may be pinned (`Engine.pin`); sequences must fit beside them.
+        max_kv_events: most events about cached blocks that wait to be taken; 0 = none are kept, which costs nothing.
 
     Raises:
         ConfigError: a value is not allowed.
@@ -72,6 +76,9 @@ class EngineConfig:
     max_queued_requests: int = 1024
     max_queued_tokens: int | None = None
     queue_order: str = "fcfs"
+    tenant_cache_share: float = 1.0
+    max_pinned_blocks: int = 0
+    max_kv_events: int = 0
 
     def __post_init__(self) -> None:
         for name in ("block_size", "max_num_seqs", "max_num_batched_tokens", "max_queued_requests"):
@@ -105,6 +112,9 @@ class EngineConfig:
         _check_share("watermark", self.watermark)
         _check_choice("admission", self.admission, ADMISSIONS)
         _check_choice("queue_order", self.queue_order, QUEUE_ORDERS)
+        _check_share("tenant_cache_share", self.tenant_cache_share, may_be_all=True)
+        _check_integer("max_pinned_blocks", self.max_pinned_blocks, 0)
+        _check_integer("max_kv_events", self.max_kv_events, 0, 24)
 
     @classmethod
     def from_mapping(cls, options: Mapping[str, Any]) -> EngineConfig:
@@ -120,9 +130,9 @@ class EngineConfig:
         return cls(**options)
 
 
-def _check_integer(name: str, value: object, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= 2**48:
-        _refuse(name, value, f"an integer from {least} to 2^48")
+def _check_integer(name: str, value: object, least: int, most_bits: int = 48) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= 2**most_bits:
+        _refuse(name, value, f"an integer from {least} to 2^{most_bits}")
 
 
 def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
@@ -142,10 +152,12 @@ def _check_scales(scales: object, kv_dtype: str) -> None:
     form.with_tensor_scales(*scales)  # type: ignore[misc]
 
 
-def _check_share(name: str, value: object) -> None:
+def _check_share(name: str, value: object, may_be_all: bool = False) -> None:
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if may_be_all and is_number and value == 1:
+        return
     if not is_number or math.isnan(value) or not 0.0 <= value < 1.0:  # type: ignore[arg-type, operator]
-        _refuse(name, value, "a number from 0 to below 1")
+        _refuse(name, value, f"a number from 0 to {'' if may_be_all else 'below '}1")
 
 
 def _refuse(name: str, value: object, allowed: str) -> None:

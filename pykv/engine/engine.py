@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import time
 import uuid
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -12,6 +13,7 @@ from typing import Any, Self
 
 from torch import nn
 
+from pykv.engine.cache_use import NO_RETENTION, CacheUse
 from pykv.engine.config import EngineConfig
 from pykv.engine.loading import load_runner
 from pykv.engine.outputs import Completion, OutputDelta, RequestOutput
@@ -21,6 +23,8 @@ from pykv.engine.runner import Runner
 from pykv.engine.stats import EngineStats
 from pykv.engine.step_loop import StepLoop
 from pykv.errors import DuplicateRequestError, EngineDeadError, InvalidRequestError, QueueFullError, StepError
+from pykv.events import KvEvents
+from pykv.retention import Pin, Retention
 from pykv.sampling.params import SamplingParams
 from pykv.scheduler import SchedulerConfig
 from pykv.text.chat import num_characters
@@ -60,18 +64,32 @@ class Engine:
         self._set_up(runner, tokenizer, config)
 
     @classmethod
-    def from_runner(cls, runner: Runner, tokenizer: Any = None, config: EngineConfig | None = None) -> Self:
+    def from_runner(
+        cls,
+        runner: Runner,
+        tokenizer: Any = None,
+        config: EngineConfig | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> Self:
         """Makes an engine of any model that writes and reads its KV through block tables.
 
         Args:
             runner: the model; its number of blocks and block size count, not the config's.
             tokenizer: None = prompts are token ids and outputs have no text.
+            clock: the time in seconds that times to live are counted by; it never goes back.
         """
         engine = cls.__new__(cls)
-        engine._set_up(runner, tokenizer, config or EngineConfig())
+        engine._set_up(runner, tokenizer, config or EngineConfig(), clock)
         return engine
 
-    def _set_up(self, runner: Runner, tokenizer: Any, config: EngineConfig) -> None:
+    def _set_up(
+        self,
+        runner: Runner,
+        tokenizer: Any,
+        config: EngineConfig,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.config = config
         self.model_name = runner.name
         self.vocab_size = runner.vocab_size
@@ -79,7 +97,7 @@ class Engine:
         self.max_model_len = scheduler_config.max_seq_len
         self.tokenizer = None if tokenizer is None else TextTokenizer(tokenizer)
         self.num_blocks, self.block_size = runner.num_blocks, runner.block_size
-        self.steps = StepLoop(runner, scheduler_config)
+        self.steps = StepLoop(runner, scheduler_config, clock)
         self._eos_token_ids = runner.eos_token_ids
         self._live: dict[str, Request] = {}
         self._closed = False
@@ -88,12 +106,15 @@ class Engine:
         self,
         prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        retention: Retention = NO_RETENTION,
     ) -> list[RequestOutput]:
         """Runs all prompts to their ends.
 
         Args:
             prompts: a text, or a sequence of texts and of sequences of token ids.
             params: one for all, or one for each.
+            retention: how long the blocks of all of them matter, such as `Retention(session_id="chat 7")`.
 
         Returns:
             One output a prompt, in order. A request that failed while it ran says so in its finish reason.
@@ -107,28 +128,46 @@ class Engine:
         requests = [self.new_request(*each) for each in paired(prompts, params)]
         outputs = {request.request_id: _empty_output(request) for request in requests}
         try:
-            self._run_all(deque(requests), outputs)
+            self._run_all(deque(requests), CacheUse(retention=retention), outputs)
         finally:
             self._abort_live()
         return list(outputs.values())
 
     def chat(
-        self, messages: Sequence[Mapping[str, str]], params: SamplingParams | None = None
+        self,
+        messages: Sequence[Mapping[str, str]],
+        params: SamplingParams | None = None,
+        *,
+        retention: Retention = NO_RETENTION,
     ) -> RequestOutput:
         """Answers a chat: messages with `role` and `content`, put through the model's chat template.
+
+        Args:
+            retention: as in `generate`.
 
         Raises:
             InvalidRequestError: the messages or the parameters are not allowed.
         """
-        return self.generate([self.encode_chat(messages)], params)[0]
+        return self.generate([self.encode_chat(messages)], params, retention=retention)[0]
 
     def add_request(
-        self, prompt: Prompt, params: SamplingParams, *, request_id: str | None = None, scope: bytes = b""
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        *,
+        request_id: str | None = None,
+        scope: bytes = b"",
+        tenant: bytes = b"",
+        retention: Retention = NO_RETENTION,
+        media: Sequence[tuple[int, bytes]] = (),
     ) -> str:
         """Queues a request for `step`; returns its id.
 
         Args:
             scope: requests of different scopes share no cached blocks.
+            tenant: whose sessions and share of the cache count, and who pays under "fair_share".
+            retention: how long its blocks matter.
+            media: what its placeholder tokens stand for, as `Scheduler.submit` takes it.
 
         Raises:
             DuplicateRequestError: a live request has this id.
@@ -137,7 +176,7 @@ class Engine:
         request = self.new_request(prompt, params, request_id)
         if request.request_id in self._live:
             raise DuplicateRequestError(f"request_id {request.request_id!r} is live already")
-        self._submit(request, scope)
+        self._submit(request, CacheUse(scope=scope, tenant=tenant, retention=retention, media=media))
         return request.request_id
 
     def abort(self, request_id: str) -> bool:
@@ -158,6 +197,51 @@ class Engine:
             if delta.usage is not None:
                 self._live.pop(request.request_id, None)
         return [delta for _, delta in deltas]
+
+    def end_session(self, session_id: bytes | str, *, tenant: bytes = b"") -> bool:
+        """Says that a session has no further turn: what only ended sessions have used makes room first.
+
+        A request of the session that comes all the same makes it live again. From any thread.
+
+        Returns:
+            Whether the session was known and live.
+
+        Raises:
+            InvalidRequestError: the id is neither bytes nor text.
+        """
+        return self.steps.scheduler.end_session(session_id, tenant=tenant)
+
+    def pin(self, prompt: Prompt, *, scope: bytes = b"", tenant: bytes = b"") -> Pin | None:
+        """Keeps the cached blocks that a prompt begins with until `unpin`; from any thread.
+
+        Returns:
+            The pin, and how many of the first tokens it holds; None if nothing of them is cached.
+
+        Raises:
+            PinQuotaError: more than the config's `max_pinned_blocks` would be pinned; nothing was.
+            CapacityError, InvalidRequestError: as `encode`.
+        """
+        return self.steps.scheduler.pin(self.encode(prompt), scope=scope, tenant=tenant)
+
+    def unpin(self, pin: Pin) -> bool:
+        """Gives a pin up; from any thread. Returns whether it still was one."""
+        return self.steps.scheduler.unpin(pin)
+
+    def set_cache_share(self, tenant: bytes, share: float) -> None:
+        """Sets the share of the blocks, 0 to 1, that a tenant's own cached ones may fill before they make room first.
+
+        Raises:
+            InvalidRequestError: the share is out of its range.
+        """
+        self.steps.scheduler.set_cache_share(tenant, share)
+
+    def take_events(self) -> KvEvents:
+        """Takes what has happened to cached blocks since the last call; empty where `max_kv_events` is 0."""
+        return self.steps.scheduler.take_events()
+
+    def snapshot_events(self) -> KvEvents:
+        """Returns all cached blocks as if each had just been stored; see `Scheduler.snapshot_events`."""
+        return self.steps.scheduler.snapshot_events()
 
     @property
     def has_requests(self) -> bool:
@@ -241,23 +325,23 @@ class Engine:
         context = token_ids[-8:].tolist()
         return lambda: TextStream(tokenizer.detokenizer(context), stops, params.min_tokens)
 
-    def _submit(self, request: Request, scope: bytes = b"") -> None:
+    def _submit(self, request: Request, use: CacheUse) -> None:
         if self._closed:
             raise EngineDeadError("the engine was closed")
-        self.steps.submit(request, scope)
+        self.steps.submit(request, use)
         self._live[request.request_id] = request
 
-    def _run_all(self, waiting: deque[Request], outputs: dict[str, RequestOutput]) -> None:
+    def _run_all(self, waiting: deque[Request], use: CacheUse, outputs: dict[str, RequestOutput]) -> None:
         while waiting or self._live:
-            self._feed(waiting)
+            self._feed(waiting, use)
             for delta in self.step():
                 outputs[delta.request_id].add(delta)
 
-    def _feed(self, waiting: deque[Request]) -> None:
+    def _feed(self, waiting: deque[Request], use: CacheUse) -> None:
         """Submits what the queue takes."""
         while waiting:
             try:
-                self._submit(waiting[0])
+                self._submit(waiting[0], use)
             except QueueFullError:
                 if not self._live:
                     raise
@@ -289,6 +373,9 @@ def _scheduler_config(runner: Runner, config: EngineConfig) -> SchedulerConfig:
         max_queued_requests=config.max_queued_requests,
         max_queued_tokens=config.max_queued_tokens,
         queue_order=config.queue_order,
+        tenant_cache_share=config.tenant_cache_share,
+        max_pinned_blocks=config.max_pinned_blocks,
+        max_kv_events=config.max_kv_events,
     )
 
 

@@ -10,6 +10,7 @@ from queue import Empty, SimpleQueue
 from pykv.engine.deltas import RequestDelta
 from pykv.engine.request import Request
 from pykv.engine.step_loop import StepLoop
+from pykv.events import KvEvents
 
 
 class _Wake:
@@ -32,6 +33,9 @@ class EngineThread:
         steps: no other thread may step it.
         deliver: called on the thread with what each step gave.
         ended: called on the thread when it ends, with what it raised, or None.
+
+    Attributes:
+        event_listener: called on the thread with what each step, and what came before it, did to cached blocks.
     """
 
     def __init__(
@@ -40,6 +44,7 @@ class EngineThread:
         deliver: Callable[[list[RequestDelta]], None],
         ended: Callable[[BaseException | None], None],
     ) -> None:
+        self.event_listener: Callable[[KvEvents], None] | None = None
         self._steps = steps
         self._deliver = deliver
         self._ended = ended
@@ -96,6 +101,11 @@ class EngineThread:
         self._last_progress = time.monotonic()
         if deltas:
             self._deliver(deltas)
+        listener = self.event_listener
+        if listener is not None:
+            events = self._steps.scheduler.take_events()
+            if len(events):
+                listener(events)
 
     def _take_commands(self) -> None:
         """Follows all commands that came; waits for one while there is nothing to do."""

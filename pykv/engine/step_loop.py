@@ -5,13 +5,14 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from pykv.engine.cache_use import CacheUse
 from pykv.engine.costs import PrefillMeter, seconds_per_block
 from pykv.engine.deltas import RequestDelta, StepDeltas, raised_within
 from pykv.engine.isolation import StepLogits, forward_isolated, rows_of
@@ -53,10 +54,14 @@ class StepLoop:
     Args:
         runner: the model with its KV cache.
         config: of the scheduler; its number of blocks and block size are the runner's.
+        clock: the time in seconds that times to live are counted by; it never goes back.
     """
 
-    def __init__(self, runner: Runner, config: SchedulerConfig) -> None:
+    def __init__(
+        self, runner: Runner, config: SchedulerConfig, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._runner = runner
+        self._clock = clock
         self._scheduler = Scheduler(config)
         self._views = itertools.cycle([StepViews(StepBuffers(config), runner.device) for _ in range(2)])
         self._sampler = Sampler(runner.vocab_size, config.max_num_seqs, runner.device)
@@ -76,6 +81,11 @@ class StepLoop:
     def has_requests(self) -> bool:
         """Whether any request has not ended."""
         return bool(self._requests)
+
+    @property
+    def scheduler(self) -> Scheduler:
+        """Its books, for what may be asked or told between steps, from any thread."""
+        return self._scheduler
 
     def live_requests(self) -> list[Request]:
         """Returns the requests that have not ended."""
@@ -102,12 +112,8 @@ class StepLoop:
             with self._submitting:
                 self._num_preparing -= num_samples
 
-    def submit(self, request: Request, scope: bytes = b"", tenant: bytes = b"") -> None:
+    def submit(self, request: Request, use: CacheUse) -> None:
         """Queues a request.
-
-        Args:
-            scope: requests of different scopes share no blocks.
-            tenant: who pays for it, where the queue's order is "fair_share".
 
         Raises:
             CapacityError, InvalidRequestError, QueueFullError: see `Scheduler.submit`; nothing was changed.
@@ -117,9 +123,14 @@ class StepLoop:
                 request.prompt,
                 max_tokens=request.params.max_tokens,
                 num_samples=request.params.n,
-                scope=scope,
+                scope=use.scope,
                 reuse_cached=request.prompt_scores is None,
-                tenant=tenant,
+                tenant=use.tenant,
+                session=use.retention.session_id,
+                ttl=use.retention.ttl_seconds,
+                next_turn=use.retention.next_turn_seconds,
+                retention_priority=use.retention.priority,
+                media=use.media,
             )
             self._requests[request.id] = request
             self._counters.num_requests += 1
@@ -172,7 +183,7 @@ class StepLoop:
         deltas = StepDeltas()
         views = next(self._views)
         with self._submitting:
-            plan = self._scheduler.plan(views.buffers, time.monotonic())
+            plan = self._scheduler.plan(views.buffers, self._clock())
         self._end(self._scheduler.take_ended(), deltas)
         if plan is not None:
             self._run(plan, views, deltas)

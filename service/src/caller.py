@@ -9,12 +9,15 @@ import structlog
 
 from pykv.engine.delta_stream import DeltaStream
 from pykv.engine.outputs import OutputDelta, Usage
+from pykv.retention import Retention
 from pykv.service.access import Account
-from pykv.service.requests import check_salt, request_id_of
+from pykv.service.protocol import engine_pb2 as pb
+from pykv.service.requests import check_salt, request_id_of, retention_of
 
 __all__ = ["Caller", "log_end"]
 
 CHARACTERS_A_TOKEN = 4
+NO_RETENTION = Retention()
 
 log = structlog.get_logger("pykv.service")
 
@@ -25,6 +28,10 @@ class Named(Protocol):
     request_id: str
     cache_salt: bytes
 
+    @property
+    def retention(self) -> pb.Retention:
+        """How long its blocks matter."""
+
 
 class EngineNames(TypedDict):
     """What the engine is told of the caller."""
@@ -32,6 +39,7 @@ class EngineNames(TypedDict):
     request_id: str
     scope: bytes
     tenant: bytes
+    retention: Retention
 
 
 @dataclass(slots=True)
@@ -41,20 +49,27 @@ class Caller:
     Attributes:
         request_id: as the caller knows it.
         salt: as the caller gave it.
+        retention: how long its blocks matter.
     """
 
     account: Account
     request_id: str
     salt: bytes = b""
+    retention: Retention = NO_RETENTION
 
     @classmethod
     def of(cls, account: Account, request: Named) -> Self:
         """The caller of a request.
 
         Raises:
-            InvalidRequestError: the request's name or salt is not allowed.
+            InvalidRequestError: the request's name, salt or retention is not allowed.
         """
-        return cls(account, request_id_of(request.request_id), check_salt(request.cache_salt))
+        return cls(
+            account,
+            request_id_of(request.request_id),
+            check_salt(request.cache_salt),
+            retention_of(request.retention),
+        )
 
     def names(self) -> EngineNames:
         """The request's names in the engine, where no two tenants share one."""
@@ -62,7 +77,8 @@ class Caller:
         return EngineNames(
             request_id=tenant.own_id(self.request_id),
             scope=tenant.scope_of(self.salt),
-            tenant=b"" if tenant.is_anyone else tenant.name.encode(),
+            tenant=tenant.cache_name,
+            retention=self.retention,
         )
 
     def logged(self) -> AbstractContextManager[object]:

@@ -116,6 +116,7 @@ class Daemon:
         if served is None:
             return
         async with served.engine, anyio.create_task_group() as tasks:
+            self._credentials.shares.serve(served.engine.set_cache_share)
             self._engine_service.serve(served)
             self._collector.serve(served)
             tasks.start_soon(

@@ -10,13 +10,13 @@ from grpclib.server import Stream
 
 from pykv.engine.outputs import OutputDelta
 from pykv.engine.stats import EngineStats
-from pykv.errors import PykvError
+from pykv.errors import InvalidRequestError, PykvError
 from pykv.service.access import Gate
 from pykv.service.caller import Caller, log_end
 from pykv.service.errors import EngineStalledError, ModelLoadingError
 from pykv.service.messages import params_of, responses_of, stats_message
 from pykv.service.protocol import engine_pb2 as pb
-from pykv.service.requests import messages_of, prompt_of, receive
+from pykv.service.requests import check_session_id, messages_of, prompt_of, receive
 from pykv.service.served import ModelDescription, ServedModel, TokenEngine
 
 __all__ = ["EngineService", "FailedSequenceError"]
@@ -76,6 +76,17 @@ class EngineService:
         request = await receive(stream)
         aborted = await self.model().engine.abort(account.tenant.own_id(request.request_id))
         await stream.send_message(pb.AbortResponse(aborted=aborted))
+
+    async def EndSession(self, stream: Stream[pb.EndSessionRequest, pb.EndSessionResponse]) -> None:  # noqa: N802
+        """Ends a session of the caller's tenant."""
+        account = self._gate.account_of(stream)
+        request = await receive(stream)
+        if not request.session_id:
+            raise InvalidRequestError("session_id is empty; allowed: the name of a session", "session_id")
+        session_id = check_session_id(request.session_id)
+        engine = self.model().engine
+        ended = engine.end_session(session_id, tenant=account.tenant.cache_name)
+        await stream.send_message(pb.EndSessionResponse(ended=ended))
 
     async def GetModel(self, stream: Stream[pb.GetModelRequest, pb.GetModelResponse]) -> None:  # noqa: N802
         """Says what is served."""

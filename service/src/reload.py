@@ -7,7 +7,7 @@ import structlog
 from anyio.abc import TaskStatus
 
 from pykv.errors import ConfigError
-from pykv.service.access import Gate, read_tenants
+from pykv.service.access import CacheShares, Gate, read_tenants
 from pykv.service.options import ServeOptions
 from pykv.service.transport import CallServer
 
@@ -28,7 +28,9 @@ class Credentials:
 
     def __init__(self, options: ServeOptions) -> None:
         self._options = options
-        self.gate = Gate(() if options.tenants_path is None else read_tenants(options.tenants_path))
+        tenants = () if options.tenants_path is None else read_tenants(options.tenants_path)
+        self.gate = Gate(tenants)
+        self.shares = CacheShares(tenants, options.tenant_cache_share)
         self.tls = None if options.tls_files is None else options.tls_files.context()
 
     async def watch(
@@ -51,6 +53,7 @@ class Credentials:
             return
         if tenants is not None:
             self.gate.change(tenants)
+            self.shares.change(tenants)
         if tls is not None:
             await server.renew(tls)
         log.info("reloaded", tenants=0 if tenants is None else len(tenants), tls=tls is not None)

@@ -9,13 +9,25 @@ from google.protobuf.message import Message
 from grpclib.server import Stream
 
 from pykv.errors import CapacityError, InvalidRequestError
+from pykv.retention import Retention
 from pykv.service.protocol import engine_pb2 as pb
 
-__all__ = ["check_salt", "messages_of", "prompt_of", "receive", "request_id_of"]
+__all__ = [
+    "check_salt",
+    "check_session_id",
+    "messages_of",
+    "prompt_of",
+    "receive",
+    "request_id_of",
+    "retention_of",
+]
 
 RECEIVE_SECONDS = 60.0
 REQUEST_ID_CHARACTERS = 128
 SALT_BYTES = 256
+SESSION_ID_BYTES = 256
+MOST_NEXT_TURN_SECONDS = 3600.0
+"""A tenant must not keep its blocks over all others' for ever."""
 
 Request = TypeVar("Request", bound=Message)
 
@@ -62,6 +74,39 @@ def check_salt(salt: bytes) -> bytes:
         message = f"cache_salt has {len(salt)} bytes; allowed: up to {SALT_BYTES}"
         raise InvalidRequestError(message, "cache_salt")
     return salt
+
+
+def check_session_id(session_id: str) -> str:
+    """The session's name itself.
+
+    Raises:
+        InvalidRequestError: it is too long.
+    """
+    num_bytes = len(session_id.encode())
+    if num_bytes > SESSION_ID_BYTES:
+        message = f"session_id has {num_bytes} bytes; allowed: up to {SESSION_ID_BYTES}"
+        raise InvalidRequestError(message, "session_id")
+    return session_id
+
+
+def retention_of(message: pb.Retention) -> Retention:
+    """How long a request's blocks matter.
+
+    Raises:
+        InvalidRequestError: a value is not allowed.
+    """
+    next_turn = message.next_turn_seconds if message.HasField("next_turn_seconds") else None
+    if next_turn is not None and next_turn > MOST_NEXT_TURN_SECONDS:
+        allowed = f"at most {MOST_NEXT_TURN_SECONDS:g}"
+        raise InvalidRequestError(
+            f"next_turn_seconds is {next_turn:g}; allowed: {allowed}", "next_turn_seconds"
+        )
+    return Retention(
+        session_id=check_session_id(message.session_id) or None,
+        ttl_seconds=message.ttl_seconds if message.HasField("ttl_seconds") else None,
+        next_turn_seconds=next_turn,
+        priority=message.priority,
+    )
 
 
 def prompt_of(request: pb.GenerateRequest, max_model_len: int) -> str | Sequence[int]:

@@ -9,6 +9,7 @@ from pykv._core import most_blocks
 from pykv.engine.delta_stream import DeltaStream
 from pykv.engine.stats import EngineStats
 from pykv.engine.timing import TimingCounts
+from pykv.retention import Retention
 from pykv.sampling import SamplingParams
 
 __all__ = ["ModelDescription", "ServedModel", "TokenEngine"]
@@ -43,6 +44,7 @@ class TokenEngine(Protocol):
         request_id: str,
         scope: bytes,
         tenant: bytes,
+        retention: Retention,
     ) -> DeltaStream:
         """Streams a continuation; closing the generator ends the request."""
 
@@ -54,11 +56,18 @@ class TokenEngine(Protocol):
         request_id: str,
         scope: bytes,
         tenant: bytes,
+        retention: Retention,
     ) -> DeltaStream:
         """Streams an answer; closing the generator ends the request."""
 
     async def abort(self, request_id: str) -> bool:
         """Ends a request by its name."""
+
+    def end_session(self, session_id: bytes | str, *, tenant: bytes) -> bool:
+        """Says that a session of a tenant has no further turn; whether it was known and live."""
+
+    def set_cache_share(self, tenant: bytes, share: float) -> None:
+        """Sets the share of the blocks that a tenant's own cached ones may fill before they make room first."""
 
     def stats(self) -> EngineStats:
         """Counts at this moment; may wait for a step that plans."""

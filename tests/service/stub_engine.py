@@ -67,6 +67,9 @@ class StubEngine:
         self.finished = []
         self.scopes = {}
         self.tenants = {}
+        self.retentions = {}
+        self.sessions = set()
+        self.shares = {}
         self.scripts = {}
         self.num_running_max = 4096
         self.max_pending_tokens = max_pending_tokens
@@ -111,6 +114,14 @@ class StubEngine:
                 self._changed.clear()
                 await self._changed.wait()
 
+    def end_session(self, session_id, *, tenant):
+        is_known = (tenant, session_id) in self.sessions
+        self.sessions.discard((tenant, session_id))
+        return is_known
+
+    def set_cache_share(self, tenant, share):
+        self.shares[tenant] = share
+
     def stats(self):
         return stub_stats(len(self.live))
 
@@ -123,13 +134,16 @@ class StubEngine:
     def timing(self):
         return Timing().counts()
 
-    def generate(self, prompt, params, *, request_id, scope, tenant):
+    def generate(self, prompt, params, *, request_id, scope, tenant, retention):
         async def open_channel():
             params.validated(VOCAB_SIZE)
             token_ids = self._token_ids(prompt)
             self._admit(request_id, params.n)
             self.scopes[request_id] = scope
             self.tenants[request_id] = tenant
+            self.retentions[request_id] = retention
+            if retention.session_id is not None:
+                self.sessions.add((tenant, retention.session_id))
             self.progress()
             channel = Channel(request_id, asyncio.get_running_loop(), self.max_pending_tokens)
             channel.num_prompt_tokens = len(token_ids)

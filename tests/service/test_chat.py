@@ -36,7 +36,7 @@ async def test_a_conversation_keeps_what_was_said(client):
         ("user", "to be"),
         ("assistant", "3 4 "),
     ]
-    conversation.restart()
+    await conversation.restart()
     assert [message["role"] for message in conversation.messages] == ["system"]
 
 

@@ -18,6 +18,7 @@ METHODS = {
     "Generate": pb.GenerateRequest,
     "Chat": pb.ChatRequest,
     "Abort": pb.AbortRequest,
+    "EndSession": pb.EndSessionRequest,
     "GetModel": pb.GetModelRequest,
     "GetStats": pb.GetStatsRequest,
 }
@@ -41,6 +42,7 @@ naturals = integers.map(abs)
 texts = st.one_of(st.text(max_size=20), st.sampled_from(["a", "<|end|>", "\0", "é" * 300, "🙂👨‍👩‍👧"]))
 SCALARS = {
     Field.TYPE_INT64: integers.filter(lambda value: value < 2**63),
+    Field.TYPE_INT32: integers.filter(lambda value: -(2**31) <= value < 2**31),
     Field.TYPE_UINT64: naturals,
     Field.TYPE_UINT32: naturals.filter(lambda value: value < 2**32),
     Field.TYPE_DOUBLE: st.one_of(st.floats(), st.floats(0, 2)),

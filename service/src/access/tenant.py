@@ -23,6 +23,10 @@ def _is_limit(value: Any, kinds: tuple[type, ...]) -> bool:
     return isinstance(value, kinds) and not isinstance(value, bool) and bool(0 < value < 2**53)  # type: ignore[operator]
 
 
+def _is_share(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= 1
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tenant:
     """Whose requests are counted together.
@@ -35,6 +39,8 @@ class Tenant:
         tokens_per_second: prompt and output tokens that it may use in the long run; None = no limit.
         burst_tokens: how many it may use at once before that limit counts; None = ten seconds' worth.
         max_in_flight: calls at once; None = no limit.
+        cache_share: share of the cache's blocks, from 0 to 1, that its own idle ones may fill before they make room
+            first; None = the daemon's `tenant_cache_share`.
         operator: whether it may see the counts of the whole daemon, which tell of other tenants' caches.
 
     Raises:
@@ -48,6 +54,7 @@ class Tenant:
     tokens_per_second: float | None = None
     burst_tokens: float | None = None
     max_in_flight: int | None = None
+    cache_share: float | None = None
     operator: bool = False
 
     def __post_init__(self) -> None:
@@ -61,6 +68,8 @@ class Tenant:
                 self._refuse(field, "a number above 0")
         if not _is_limit(self.max_in_flight, (int,)):
             self._refuse("max_in_flight", "an integer above 0")
+        if self.cache_share is not None and not _is_share(self.cache_share):
+            self._refuse("cache_share", "a number from 0 to 1")
         if not isinstance(self.operator, bool):
             self._refuse("operator", "true or false")
 
@@ -68,6 +77,11 @@ class Tenant:
     def is_anyone(self) -> bool:
         """Whether this stands for everybody, because there are no tenants."""
         return self is ANYONE
+
+    @property
+    def cache_name(self) -> bytes:
+        """The name by which the cache knows it: whose sessions, share and fair share they are."""
+        return b"" if self.is_anyone else self.name.encode()
 
     @property
     def burst(self) -> float:

@@ -5,11 +5,13 @@ from dataclasses import fields
 
 from pykv.engine.histogram import HistogramCounts
 from pykv.engine.outputs import OutputDelta, TokenLogprobs, Usage
+from pykv.errors import InvalidRequestError
+from pykv.retention import Retention
 from pykv.sampling import SamplingParams
 from pykv.service.messages import FINISH_REASONS
 from pykv.service.protocol import engine_pb2 as pb
 
-__all__ = ["deltas_of", "histogram_of", "sampling_message"]
+__all__ = ["deltas_of", "histogram_of", "retention_message", "sampling_message"]
 
 FINISH_WORDS = {value: word for word, value in FINISH_REASONS.items()}
 
@@ -18,6 +20,31 @@ def sampling_message(params: SamplingParams) -> pb.SamplingParams:
     """The message that asks for `params`."""
     values = {entry.name: getattr(params, entry.name) for entry in fields(params)}
     return pb.SamplingParams(**values)
+
+
+def retention_message(retention: Retention | None) -> pb.Retention | None:
+    """The message that says how long a request's blocks matter.
+
+    Raises:
+        InvalidRequestError: the session's id is no UTF-8.
+    """
+    if retention is None:
+        return None
+    return pb.Retention(
+        session_id=_text_of(retention.session_id or ""),
+        ttl_seconds=retention.ttl_seconds,
+        next_turn_seconds=retention.next_turn_seconds,
+        priority=retention.priority,
+    )
+
+
+def _text_of(session_id: bytes | str) -> str:
+    try:
+        return session_id.decode() if isinstance(session_id, bytes) else session_id
+    except UnicodeDecodeError:
+        raise InvalidRequestError(
+            f"session_id is {session_id!r}; allowed over the wire: UTF-8", "session_id"
+        ) from None
 
 
 def deltas_of(

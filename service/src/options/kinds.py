@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-__all__ = ["FLAG", "SCALES", "SHARE", "SIZE", "SPACE", "TEXT", "Kind", "choice", "integer", "seconds"]
+__all__ = ["FLAG", "PART", "SCALES", "SHARE", "SIZE", "SPACE", "TEXT", "Kind", "choice", "integer", "seconds"]
 
 UNITS = {
     "": 1,
@@ -115,6 +115,11 @@ def _scale_pair(value: Any) -> tuple[float, float]:
     return of_keys, of_values
 
 
+def _part(value: Any) -> float | None:
+    number = _real(value)
+    return number if 0.0 <= number <= 1.0 else None
+
+
 def _share(value: Any) -> float | None:
     number = _real(value)
     return number if 0.0 <= number < 1.0 else None
@@ -125,4 +130,5 @@ FLAG = Kind(_flag, "true or false", "BOOL")
 SIZE = Kind(_size, "a whole number of bytes from 1 to 256TiB, such as 2GiB, 500MB or 1048576", "SIZE")
 SPACE = Kind(_size_or_none, "a whole number of bytes from 0 to 256TiB, such as 4GiB or 500MB", "SIZE")
 SCALES = Kind(_scale_pair, "two numbers above 0, of the keys and of the values, such as 0.05,0.5", "K,V")
+PART = Kind(_part, "a number from 0 to 1", "SHARE")
 SHARE = Kind(_share, "a number from 0 to below 1", "SHARE")

@@ -17,6 +17,7 @@ from pykv.errors import ConfigError
 from pykv.kv_format import kv_format_names
 from pykv.service.options.kinds import (
     FLAG,
+    PART,
     SCALES,
     SHARE,
     SIZE,
@@ -86,6 +87,18 @@ class ServeOptions:
     )
     watermark: float = _engine("watermark", SHARE, CACHE, "share of the blocks that an admission leaves free")
     admission: str = _engine("admission", choice(*ADMISSIONS), CACHE, "when a waiting request starts")
+    tenant_cache_share: float = _engine(
+        "tenant_cache_share",
+        PART,
+        CACHE,
+        "share of the cache that a tenant's idle blocks may fill before they make room first",
+    )
+    max_kv_events: int = _engine(
+        "max_kv_events",
+        integer(0, 2**24),
+        CACHE,
+        "events about cached blocks that wait for those who subscribe; 0 keeps none",
+    )
     max_model_len: int | None = _engine(
         "max_model_len", integer(2), SCHEDULER, "tokens a sequence; the model's if not set"
     )

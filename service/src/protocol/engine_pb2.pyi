@@ -21,18 +21,32 @@ FINISH_REASON_ABORT: FinishReason
 FINISH_REASON_ERROR: FinishReason
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("request_id", "text", "token_ids", "sampling", "cache_salt")
+    __slots__ = ("request_id", "text", "token_ids", "sampling", "cache_salt", "retention")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
+    RETENTION_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     text: str
     token_ids: TokenIds
     sampling: SamplingParams
     cache_salt: bytes
-    def __init__(self, request_id: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping[str, object]]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping[str, object]]] = ..., cache_salt: _Optional[bytes] = ...) -> None: ...
+    retention: Retention
+    def __init__(self, request_id: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping[str, object]]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping[str, object]]] = ..., cache_salt: _Optional[bytes] = ..., retention: _Optional[_Union[Retention, _Mapping[str, object]]] = ...) -> None: ...
+
+class Retention(_message.Message):
+    __slots__ = ("session_id", "ttl_seconds", "next_turn_seconds", "priority")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    TTL_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_TURN_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    ttl_seconds: float
+    next_turn_seconds: float
+    priority: int
+    def __init__(self, session_id: _Optional[str] = ..., ttl_seconds: _Optional[float] = ..., next_turn_seconds: _Optional[float] = ..., priority: _Optional[int] = ...) -> None: ...
 
 class TokenIds(_message.Message):
     __slots__ = ("ids",)
@@ -41,16 +55,18 @@ class TokenIds(_message.Message):
     def __init__(self, ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ChatRequest(_message.Message):
-    __slots__ = ("request_id", "messages", "sampling", "cache_salt")
+    __slots__ = ("request_id", "messages", "sampling", "cache_salt", "retention")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MESSAGES_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
+    RETENTION_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     messages: _containers.RepeatedCompositeFieldContainer[ChatMessage]
     sampling: SamplingParams
     cache_salt: bytes
-    def __init__(self, request_id: _Optional[str] = ..., messages: _Optional[_Iterable[_Union[ChatMessage, _Mapping[str, object]]]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping[str, object]]] = ..., cache_salt: _Optional[bytes] = ...) -> None: ...
+    retention: Retention
+    def __init__(self, request_id: _Optional[str] = ..., messages: _Optional[_Iterable[_Union[ChatMessage, _Mapping[str, object]]]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping[str, object]]] = ..., cache_salt: _Optional[bytes] = ..., retention: _Optional[_Union[Retention, _Mapping[str, object]]] = ...) -> None: ...
 
 class ChatMessage(_message.Message):
     __slots__ = ("role", "content")
@@ -186,6 +202,18 @@ class AbortResponse(_message.Message):
     ABORTED_FIELD_NUMBER: _ClassVar[int]
     aborted: bool
     def __init__(self, aborted: bool = ...) -> None: ...
+
+class EndSessionRequest(_message.Message):
+    __slots__ = ("session_id",)
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    def __init__(self, session_id: _Optional[str] = ...) -> None: ...
+
+class EndSessionResponse(_message.Message):
+    __slots__ = ("ended",)
+    ENDED_FIELD_NUMBER: _ClassVar[int]
+    ended: bool
+    def __init__(self, ended: bool = ...) -> None: ...
 
 class GetModelRequest(_message.Message):
     __slots__ = ()
