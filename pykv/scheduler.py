@@ -413,6 +413,21 @@ class Scheduler:
         """
         return self._native.abort(as_integer("request", request, 0, 2**64 - 1))
 
+    def pause(self, request: int) -> bool:
+        """Keeps a request out of the plans to come until `resume`.
+
+        Its blocks stay its own as long as nobody else needs them; it gives way before all that run. The time until it
+        is resumed does not count as a stall. A request in the step in flight still gets that step's tokens.
+
+        Returns:
+            Whether it lives.
+        """
+        return 0 <= request < 2**64 and self._native.pause(request)
+
+    def resume(self, request: int) -> bool:
+        """Lets a paused request go on. Returns whether there was one."""
+        return 0 <= request < 2**64 and self._native.resume(request)
+
     def plan(self, buffers: StepBuffers, now: float = 0.0) -> Plan | None:
         """Decides the next step and writes it into `buffers`.
 

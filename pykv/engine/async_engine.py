@@ -55,10 +55,11 @@ class AsyncEngine:
 
     Args:
         engine: nothing else may use it from now on; it is closed with this one.
-        max_pending_tokens: a stream whose reader is more tokens behind is ended with QueueFullError.
+        max_pending_tokens: a stream whose reader is more tokens behind is paused: no more are made until it has read
+            half of them, and its blocks go to others first.
     """
 
-    def __init__(self, engine: Engine, *, max_pending_tokens: int = 2**16) -> None:
+    def __init__(self, engine: Engine, *, max_pending_tokens: int = 2**10) -> None:
         self.engine = engine
         self._max_pending_tokens = max_pending_tokens
         self._live: dict[str, Channel] = {}
@@ -239,7 +240,7 @@ class AsyncEngine:
         with self.engine.steps.preparing(call.params.n):
             loop = asyncio.get_running_loop()
             name = uuid.uuid4().hex if call.request_id is None else call.request_id
-            channel = Channel(name, loop, self._max_pending_tokens)
+            channel = Channel(name, loop, self._max_pending_tokens, self._pause_or_resume)
             if self._live.setdefault(name, channel) is not channel:
                 raise DuplicateRequestError(f"request_id {name[:80]!r} is live already")
             try:
@@ -273,6 +274,15 @@ class AsyncEngine:
         if channel.request is not None:
             channel.request.receiver = None
             self._thread.abort(channel.request)
+
+    def _pause_or_resume(self, channel: Channel) -> None:
+        """Has a request follow its reader."""
+        if channel.request is None:
+            return
+        if channel.is_paused:
+            self._thread.pause(channel.request)
+        else:
+            self._thread.resume(channel.request)
 
     def _forget(self, channel: Channel) -> None:
         """Frees the id of a channel."""

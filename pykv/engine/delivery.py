@@ -16,7 +16,7 @@ class Delivery:
     """One outbox for each event loop.
 
     Args:
-        lost: called with a channel whose reader is too far behind, or whose loop is closed.
+        lost: called with a channel whose loop is closed.
     """
 
     def __init__(self, lost: Callable[[Channel], None]) -> None:
@@ -34,7 +34,7 @@ class Delivery:
     def _send_to(self, loop: asyncio.AbstractEventLoop, batch: list[Item]) -> None:
         outbox = self._outboxes.get(loop)
         if outbox is None:
-            outbox = self._outboxes[loop] = _Outbox(loop, self._lost)
+            outbox = self._outboxes[loop] = _Outbox(loop)
         if not outbox.put(batch):
             del self._outboxes[loop]
             for channel, _ in batch:
@@ -44,9 +44,8 @@ class Delivery:
 class _Outbox:
     """What one event loop has not been given yet."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, lost: Callable[[Channel], None]) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._lost = lost
         self._lock = threading.Lock()
         self._items: list[Item] = []
         self._is_scheduled = False
@@ -72,5 +71,5 @@ class _Outbox:
         for channel, item in items:
             if isinstance(item, Exception):
                 channel.fail(item)
-            elif not channel.push(item):
-                self._lost(channel)
+            else:
+                channel.push(item)

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from pykv.engine.merging import merged
 from pykv.engine.outputs import OutputDelta
-from pykv.errors import QueueFullError
 
 if TYPE_CHECKING:
     from pykv.engine.request import Request  # imports torch, which clients of the daemon do without
@@ -24,19 +23,28 @@ class Channel:
         request: once it was submitted.
         num_prompt_tokens: once it was submitted.
         is_aborted: whether it was aborted by name.
+        is_paused: whether the reader is so far behind that no more tokens should be made.
 
     Args:
         request_id: as the caller knows it.
         loop: the reader's event loop.
-        max_pending_tokens: a reader that is so far behind loses its request.
+        max_pending_tokens: a reader that is further behind is waited for, until it has read half of that.
+        on_pause: called whenever `is_paused` has changed.
     """
 
-    def __init__(self, request_id: str, loop: asyncio.AbstractEventLoop, max_pending_tokens: int) -> None:
+    def __init__(
+        self,
+        request_id: str,
+        loop: asyncio.AbstractEventLoop,
+        max_pending_tokens: int,
+        on_pause: Callable[[Channel], object] = lambda channel: None,
+    ) -> None:
         self.request_id = request_id
         self.loop = loop
         self.request: Request | None = None
         self.num_prompt_tokens: int | None = None
-        self.is_aborted = False
+        self.is_aborted = self.is_paused = False
+        self._on_pause = on_pause
         self._max_pending_tokens = max_pending_tokens
         self._num_pending_tokens = 0
         self._pending: dict[int, list[OutputDelta]] = {}
@@ -44,29 +52,23 @@ class Channel:
         self._error: Exception | None = None
         self._complete = False
 
-    def push(self, delta: OutputDelta) -> bool:
-        """Takes one delta; returns False where the reader is too far behind, and the channel has failed."""
+    def push(self, delta: OutputDelta) -> None:
+        """Takes one delta; what comes after an error is dropped."""
         if self._error is not None:
-            return True
+            return
         self._num_pending_tokens += len(delta.token_ids)
         bundle = self._pending.pop(delta.index, [])
         bundle.append(delta)
         self._pending[delta.index] = bundle  # last, so that the delta with the usage is read last
         self._complete = self._complete or delta.usage is not None
         self._wake()
-        if self._num_pending_tokens <= self._max_pending_tokens:
-            return True
-        self.fail(
-            QueueFullError(f"the reader of {self.request_id!r} is {self._num_pending_tokens} tokens behind")
-        )
-        return False
+        if self._num_pending_tokens > self._max_pending_tokens:
+            self._set_paused(not self._complete)
 
     def fail(self, error: Exception) -> None:
         """Makes the reader get this error after what it was given before; a complete channel stays as it is."""
         if not self._complete and self._error is None:
             self._error = error
-            if isinstance(error, QueueFullError):
-                self._pending.clear()
         self._wake()
 
     async def take(self) -> OutputDelta | None:
@@ -84,6 +86,8 @@ class Channel:
             await self._waiter
         delta = merged(self._pending.pop(next(iter(self._pending))))
         self._num_pending_tokens -= len(delta.token_ids)
+        if self._num_pending_tokens <= self._max_pending_tokens // 2:
+            self._set_paused(False)
         return delta
 
     def stop_reading(self) -> None:
@@ -91,6 +95,11 @@ class Channel:
         self._complete = True
         self._pending.clear()
         self._wake()
+
+    def _set_paused(self, is_paused: bool) -> None:
+        if self.is_paused != is_paused:
+            self.is_paused = is_paused
+            self._on_pause(self)
 
     def _wake(self) -> None:
         waiter, self._waiter = self._waiter, None

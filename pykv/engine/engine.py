@@ -184,6 +184,22 @@ class Engine:
         request = self._live.get(request_id)
         return request is not None and self.steps.abort(request)
 
+    def pause(self, request_id: str) -> bool:
+        """Leaves a request out of the steps to come, until `resume`; its blocks go to others first.
+
+        While every request is paused, `step` does nothing.
+
+        Returns:
+            False if none of this id is live, or it is paused.
+        """
+        request = self._live.get(request_id)
+        return request is not None and self.steps.pause(request)
+
+    def resume(self, request_id: str) -> bool:
+        """Lets a paused request go on. Returns False if none of this id is paused."""
+        request = self._live.get(request_id)
+        return request is not None and self.steps.resume(request)
+
     def step(self) -> list[OutputDelta]:
         """Runs one step and returns what is new.
 

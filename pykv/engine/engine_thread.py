@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 
 from pykv.engine.deltas import RequestDelta
@@ -21,11 +22,21 @@ class _Stop:
     """Ends all requests, then the thread."""
 
 
-Command = _Wake | _Stop | Request  # a request: it is aborted
+@dataclass(frozen=True, slots=True)
+class _Pause:
+    request: Request
+
+
+@dataclass(frozen=True, slots=True)
+class _Resume:
+    request: Request
+
+
+Command = _Wake | _Stop | _Pause | _Resume | Request  # a request: it is aborted
 
 
 class EngineThread:
-    """Steps while there are requests, sleeps while there are none.
+    """Steps while there are requests that are not paused, sleeps while there are none.
 
     Its commands go through a queue whose `put` may interrupt itself: they may be given in a finalizer.
 
@@ -76,6 +87,14 @@ class EngineThread:
         """Ends a request before the next step is planned."""
         self._commands.put(request)
 
+    def pause(self, request: Request) -> None:
+        """Leaves a request out of the steps to come."""
+        self._commands.put(_Pause(request))
+
+    def resume(self, request: Request) -> None:
+        """Lets a paused request go on."""
+        self._commands.put(_Resume(request))
+
     def stop(self) -> None:
         """Ends all requests and then the thread."""
         self._commands.put(_Stop())
@@ -90,7 +109,7 @@ class EngineThread:
         try:
             while not self._is_stopping or self._steps.has_requests:
                 self._take_commands()
-                if self._steps.has_requests:
+                if self._steps.has_work:
                     self._step()
         except BaseException as raised:
             error = raised
@@ -109,7 +128,7 @@ class EngineThread:
 
     def _take_commands(self) -> None:
         """Follows all commands that came; waits for one while there is nothing to do."""
-        if not self._steps.has_requests:
+        if not self._steps.has_work:
             self._is_idle = True
             self._follow(self._commands.get())
             self._last_progress = time.monotonic()
@@ -123,6 +142,10 @@ class EngineThread:
     def _follow(self, command: Command) -> None:
         if isinstance(command, Request):
             self._steps.abort(command)
+        elif isinstance(command, _Pause):
+            self._steps.pause(command.request)
+        elif isinstance(command, _Resume):
+            self._steps.resume(command.request)
         elif isinstance(command, _Stop):
             self._is_stopping = True
             self._steps.abort_all()

@@ -19,11 +19,12 @@ class EngineStats:
 
     Attributes:
         num_waiting, num_running: sequences.
+        num_paused: sequences that are paused, since nobody reads what they have made.
         num_live_requests: requests that have not ended.
         blocks_total: usable blocks = blocks_free + blocks_cached (idle, may be hit) + blocks_active (held).
         slots_allocated: slots of the active blocks.
         tokens_held: how many of these slots hold a token.
-        num_steps, num_requests: steps that were applied, requests that were taken.
+        num_steps, num_requests, num_pauses: steps that were applied, requests that were taken, pauses of requests.
         num_prompt_tokens, num_output_tokens: of the requests that have ended.
         num_finished: samples that have ended, by finish reason.
         prefix_queried_tokens, prefix_hit_tokens: prompt tokens that were looked for in the cache, and found.
@@ -38,6 +39,7 @@ class EngineStats:
 
     num_waiting: int
     num_running: int
+    num_paused: int
     num_live_requests: int
     blocks_total: int
     blocks_free: int
@@ -47,6 +49,7 @@ class EngineStats:
     tokens_held: int
     num_steps: int
     num_requests: int
+    num_pauses: int
     num_prompt_tokens: int
     num_output_tokens: int
     num_finished: Mapping[str, int]
@@ -73,6 +76,7 @@ class Counters:
 
     num_steps: int = 0
     num_requests: int = 0
+    num_pauses: int = 0
     num_prompt_tokens: int = 0
     num_output_tokens: int = 0
     num_finished: Counter[str] = field(default_factory=Counter)
@@ -85,6 +89,7 @@ def engine_stats(
     return EngineStats(
         num_waiting=scheduler.num_waiting,
         num_running=scheduler.num_running,
+        num_paused=scheduler.num_paused,
         num_live_requests=num_live_requests,
         blocks_total=scheduler.blocks_total,
         blocks_free=scheduler.blocks_free,
@@ -94,6 +99,7 @@ def engine_stats(
         tokens_held=scheduler.tokens_held,
         num_steps=counters.num_steps,
         num_requests=counters.num_requests,
+        num_pauses=counters.num_pauses,
         num_prompt_tokens=counters.num_prompt_tokens,
         num_output_tokens=counters.num_output_tokens,
         num_finished=dict(counters.num_finished),

@@ -49,7 +49,7 @@ NO_FINITE_LOGITS = "the model gave no finite largest logit"
 class StepLoop:
     """Runs the requests of one model.
 
-    `submit`, `abort` and `stats` may be called from any thread, `step` from one at a time.
+    `submit`, `abort` and `stats` may be called from any thread, `step`, `pause` and `resume` from one at a time.
 
     Args:
         runner: the model with its KV cache.
@@ -67,6 +67,7 @@ class StepLoop:
         self._sampler = Sampler(runner.vocab_size, config.max_num_seqs, runner.device)
         self._by_row: list[Sequence | None] = [None] * config.max_num_seqs
         self._requests: dict[int, Request] = {}
+        self._paused_at: dict[Request, float] = {}
         self._scored: set[Request] = set()
         self._counters = Counters()
         chooses = config.num_host_blocks > 1 and config.preemption == "auto"
@@ -86,6 +87,11 @@ class StepLoop:
     def scheduler(self) -> Scheduler:
         """Its books, for what may be asked or told between steps, from any thread."""
         return self._scheduler
+
+    @property
+    def has_work(self) -> bool:
+        """Whether any request has not ended and is not paused."""
+        return len(self._requests) > len(self._paused_at)
 
     def live_requests(self) -> list[Request]:
         """Returns the requests that have not ended."""
@@ -141,10 +147,32 @@ class StepLoop:
         Returns:
             False where it has ended already.
         """
+        self._paused_at.pop(request, None)  # it needs a step to end
         return self._scheduler.abort(request.id)
+
+    def pause(self, request: Request) -> bool:
+        """Leaves a request out of the steps to come; its blocks stay its own as long as nobody else needs them.
+
+        Returns:
+            False where it has ended, or is paused.
+        """
+        if request in self._paused_at or not self._scheduler.pause(request.id):
+            return False
+        self._paused_at[request] = time.monotonic()
+        self._counters.num_pauses += 1
+        return True
+
+    def resume(self, request: Request) -> bool:
+        """Lets a paused request go on. Returns whether it was paused."""
+        since = self._paused_at.pop(request, None)
+        if since is None:
+            return False
+        self.timing.resume(request, time.monotonic() - since)
+        return self._scheduler.resume(request.id)
 
     def abort_all(self) -> None:
         """Ends every request."""
+        self._paused_at.clear()
         for request_id in list(self._requests):
             self._scheduler.abort(request_id)
 
@@ -316,6 +344,7 @@ class StepLoop:
     def _end(self, summaries: list[RequestSummary], deltas: StepDeltas) -> None:
         for summary in summaries:
             request = self._requests.pop(summary.request)
+            self._paused_at.pop(request, None)
             self.timing.end(request, summary)
             for sequence in deltas.end(request, summary):
                 self._counters.num_finished[sequence.finish_reason or ""] += 1

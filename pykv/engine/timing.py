@@ -38,7 +38,7 @@ class TimingCounts:
 
     Attributes:
         time_to_first_token: from the submission to a sample's first token.
-        inter_token: between two tokens of one sample, stalls included.
+        inter_token: between two tokens of one sample, stalls included, pauses left out.
         queue_time: from the submission to the first step that computes for a request.
         request_time: from the submission to a request's end.
         stalls_recompute, stalls_swap: how long requests that were preempted stood still; one value a request. A
@@ -94,6 +94,12 @@ class Timing:
         if sequence.is_resuming:
             sequence.is_resuming = False
             self._end_stall(sequence, before, now)
+
+    def resume(self, request: Request, seconds: float) -> None:
+        """A request goes on that was paused for so long: no time between two of its tokens, and no stall."""
+        for sequence in request.sequences:
+            if sequence.token_at is not None:
+                sequence.token_at += seconds
 
     def end(self, request: Request, summary: RequestSummary) -> None:
         """A request has ended, maybe while it stood still."""

@@ -120,13 +120,35 @@ async def test_a_slow_reader_gets_everything_in_few_deltas(make_scripted_engine)
     assert deltas[-1].usage.output_tokens == 301
 
 
-async def test_a_reader_that_is_too_far_behind_loses_its_request(endless):
+async def test_a_request_whose_reader_is_too_far_behind_is_paused_until_it_has_read(endless):
     endless._max_pending_tokens = 100
     stream = endless.generate("\n", ENDLESS)
-    await anext(stream)
-    await until(lambda: is_idle(endless))
-    with pytest.raises(QueueFullError, match="behind"):
-        await text_of(stream)
+    tokens = (await anext(stream)).token_ids
+    await until(lambda: endless.stats().num_paused == 1)
+    before = endless.stats()
+    assert before.blocks_active > 0
+    assert before.num_pauses == 1
+    assert len(await text_of(endless.generate("\n", SamplingParams(max_tokens=5, ignore_eos=True)))) == 5
+    assert endless.timing().num_new_tokens < 2 * 100
+    tokens += tuple([token async for delta in stream for token in delta.token_ids])
+    assert tokens == (65,) * (endless.engine.max_model_len - 1)
+    assert is_idle(endless)
+
+
+async def test_a_paused_request_can_be_aborted_and_ends_with_the_engine(endless):
+    endless._max_pending_tokens = 100
+    streams = [endless.generate("\n", ENDLESS, request_id=str(place)) for place in range(3)]
+    for stream in streams:
+        await anext(stream)
+    await until(lambda: endless.stats().num_paused == 3)
+    await until(lambda: endless.last_progress >= time.monotonic() - 0.001)  # idle, so no progress is due
+    assert await endless.abort("0")
+    assert [delta async for delta in streams[0]][-1].finish_reason == "abort"
+    await streams[1].aclose()
+    await until(lambda: endless.stats().num_live_requests == 1)
+    await endless.aclose()
+    assert [delta async for delta in streams[2]][-1].finish_reason == "abort"
+    assert is_idle(endless)
 
 
 async def leave_by_break(stream):

@@ -145,7 +145,8 @@ class StubEngine:
             if retention.session_id is not None:
                 self.sessions.add((tenant, retention.session_id))
             self.progress()
-            channel = Channel(request_id, asyncio.get_running_loop(), self.max_pending_tokens)
+            loop = asyncio.get_running_loop()
+            channel = Channel(request_id, loop, self.max_pending_tokens, lambda _: self._changed.set())
             channel.num_prompt_tokens = len(token_ids)
             deltas = (
                 self._scripted(prompt)
@@ -190,8 +191,9 @@ class StubEngine:
                 await asyncio.sleep(0)
                 await self._may_step.wait()
                 self.progress()
-                if not channel.push(delta):
-                    return self._end(channel, self.aborted)
+                channel.push(delta)
+                if channel.is_paused:
+                    await self.until(lambda: not channel.is_paused)
         except Exception as error:
             channel.fail(error)
         return self._end(channel, self.finished)

@@ -217,24 +217,6 @@ async def test_a_name_can_be_used_again_at_once_and_a_late_abort_kills_no_other(
     assert (await idle(real.engine)).blocks_active == 0
 
 
-async def test_a_stalled_client_loses_its_blocks(
-    start_daemon, make_real_engine, open_raw, framed, eventually, idle
-):
-    daemon = await start_daemon(make_real_engine(max_pending_tokens=64), stall_timeout=20.0)
-    connection = await open_raw(initial_window=0, address=daemon.address)
-    sampling = pb.SamplingParams(max_tokens=4000, ignore_eos=True)
-    connection.request(GENERATE, framed(pb.GenerateRequest(text="hello", sampling=sampling)))
-    await connection.flush()
-
-    async def has_begun():
-        return daemon.engine.stats().num_requests > 0
-
-    await eventually(has_begun)
-    stats = await idle(daemon.engine)
-    assert (stats.blocks_active, stats.num_finished.get("abort")) == (0, 1)
-    connection.abort()
-
-
 async def test_an_engine_that_dies_ends_its_calls_and_readiness(real, monkeypatch, eventually):
     async with Client(real.address) as client:
         stream = client.generate("hello", LONG)

@@ -44,13 +44,15 @@ pub(crate) enum Verb {
     Pin,
     Unpin,
     SetCacheShare,
+    Pause,
+    Resume,
 }
 
 impl Verb {
     fn from_number(number: u8) -> Option<Self> {
         use Verb::{
-            Abort, Apply, Discard, EndSession, Pin, Plan, Propose, ResetPrefixCache, SetCacheShare, SetCosts,
-            Submit, TakeEnded, Unpin,
+            Abort, Apply, Discard, EndSession, Pause, Pin, Plan, Propose, ResetPrefixCache, Resume,
+            SetCacheShare, SetCosts, Submit, TakeEnded, Unpin,
         };
         let all = [
             Submit,
@@ -66,6 +68,8 @@ impl Verb {
             Pin,
             Unpin,
             SetCacheShare,
+            Pause,
+            Resume,
         ];
         all.into_iter().find(|verb| *verb as u8 == number)
     }
@@ -130,8 +134,22 @@ impl RecordedScheduler {
     /// See [`Scheduler::abort`].
     pub fn abort(&mut self, request: RequestId) -> bool {
         let lived = self.scheduler.abort(request);
-        self.record(|writer| writer.abort(request, u64::from(lived)));
+        self.record(|writer| writer.of_request(Verb::Abort, request, lived));
         lived
+    }
+
+    /// See [`Scheduler::pause`].
+    pub fn pause(&mut self, request: RequestId) -> bool {
+        let lived = self.scheduler.pause(request);
+        self.record(|writer| writer.of_request(Verb::Pause, request, lived));
+        lived
+    }
+
+    /// See [`Scheduler::resume`].
+    pub fn resume(&mut self, request: RequestId) -> bool {
+        let was_paused = self.scheduler.resume(request);
+        self.record(|writer| writer.of_request(Verb::Resume, request, was_paused));
+        was_paused
     }
 
     /// See [`Scheduler::plan`].

@@ -197,6 +197,15 @@ enum Action {
     Abort {
         request: usize,
     },
+    /// In the midst of a step, or between two.
+    Pause {
+        request: usize,
+        in_flight: bool,
+    },
+    Resume {
+        request: usize,
+        in_flight: bool,
+    },
     Reset,
 }
 
@@ -247,6 +256,8 @@ fn action() -> impl Strategy<Value = Action> {
         1 => (0..8usize).prop_map(|sample| Action::StepWithFailedSample { sample }),
         1 => Just(Action::Discard),
         1 => (0..30usize).prop_map(|request| Action::Abort { request }),
+        1 => (0..30usize, any::<bool>()).prop_map(|(request, in_flight)| Action::Pause { request, in_flight }),
+        1 => (0..30usize, any::<bool>()).prop_map(|(request, in_flight)| Action::Resume { request, in_flight }),
         1 => Just(Action::Reset),
     ]
 }
@@ -289,6 +300,12 @@ fn act(engine: &mut Engine, submitted: &mut Vec<Submitted>, action: &Action) {
         Action::Abort { request } => {
             submitted.get(request).map(|entry| engine.scheduler.abort(entry.request));
         }
+        Action::Pause { request, in_flight: false } => {
+            submitted.get(request).map(|entry| engine.scheduler.pause(entry.request));
+        }
+        Action::Resume { request, in_flight: false } => {
+            submitted.get(request).map(|entry| engine.scheduler.resume(entry.request));
+        }
         Action::EndSession { session } => {
             let session = SESSIONS[usize::from(session)];
             engine.scheduler.end_session(b"a", session);
@@ -326,6 +343,12 @@ fn step_with(engine: &mut Engine, submitted: &[Submitted], action: &Action) {
         Action::StepWithFailure { row, request } => {
             failed.extend((row < plan.num_batch_rows).then_some(row));
             submitted.get(request).map(|entry| engine.scheduler.abort(entry.request));
+        }
+        Action::Pause { request, .. } => {
+            submitted.get(request).map(|entry| engine.scheduler.pause(entry.request));
+        }
+        Action::Resume { request, .. } => {
+            submitted.get(request).map(|entry| engine.scheduler.resume(entry.request));
         }
         Action::StepWithStop { sample } if sample < tokens.len() => outcomes[sample] = Outcome::Stop,
         Action::StepWithFailedSample { sample } if sample < tokens.len() => {
@@ -406,6 +429,12 @@ proptest! {
         let mut submitted = Vec::new();
         for action in &actions {
             act(&mut engine, &mut submitted, action);
+        }
+        engine.run();
+        let stats = engine.scheduler.stats();
+        prop_assert_eq!(stats.num_waiting + stats.num_running, 0, "those that are paused keep nobody from the end");
+        for entry in &submitted {
+            engine.scheduler.resume(entry.request);
         }
         engine.run();
         engine.ended.extend(engine.scheduler.take_ended());

@@ -389,3 +389,70 @@ fn after_a_reset_a_strangers_failure_harms_nobody() {
     assert_eq!(engine.scheduler.stats().preemptions, 0);
     engine.run();
 }
+
+#[test]
+fn a_paused_request_keeps_its_blocks_takes_no_step_and_goes_on_with_the_same_tokens() {
+    let mut engine = Engine::new(config(40, 4));
+    let (first, other) = (prompt(0, 6), prompt(1, 6));
+    let paused = engine.submit(&first, 30, 1);
+    let goes_on = engine.submit(&other, 30, 1);
+    (0..5).for_each(|_| assert!(engine.step()));
+    let active = engine.scheduler.stats().blocks.active;
+    assert!(engine.scheduler.pause(paused));
+    engine.run();
+    assert_eq!(engine.outputs[&(goes_on.get(), 0)], engine.expected(&other, 0, 30));
+    assert_eq!(engine.outputs[&(paused.get(), 0)].len(), 5, "nothing was computed for it");
+    let stats = engine.scheduler.stats();
+    assert_eq!((stats.num_paused, stats.num_running, stats.num_waiting), (1, 0, 0));
+    assert_eq!(stats.blocks.active, active / 2, "its blocks are kept while nobody needs them");
+    assert!(engine.scheduler.resume(paused));
+    assert!(!engine.scheduler.resume(paused));
+    engine.run();
+    assert_eq!(engine.outputs[&(paused.get(), 0)], engine.expected(&first, 0, 30));
+    let summary = engine.ended.iter().find(|summary| summary.request == paused).unwrap();
+    assert_eq!((summary.preemptions, summary.recomputed_tokens, summary.stalled_seconds), (0, 0, 0.0));
+}
+
+#[test]
+fn a_paused_request_gives_way_before_younger_ones_and_its_pause_is_no_stall() {
+    // Either request fills the pool on its own.
+    let mut engine = Engine::new(config(9, 4));
+    let (old, young) = (prompt(0, 6), prompt(1, 6));
+    let paused = engine.submit(&old, 24, 1);
+    engine.step();
+    assert!(engine.scheduler.pause(paused));
+    let goes_on = engine.submit(&young, 24, 1);
+    engine.now = 10.0;
+    engine.run();
+    assert_eq!(engine.outputs[&(goes_on.get(), 0)], engine.expected(&young, 0, 24));
+    engine.now = 100.0;
+    engine.submit(&young, 24, 1);
+    engine.step();
+    assert!(engine.scheduler.resume(paused));
+    engine.now = 103.0;
+    engine.run();
+    assert_eq!(engine.outputs[&(paused.get(), 0)], engine.expected(&old, 0, 24));
+    let of = |request| engine.ended.iter().find(|summary| summary.request == request).unwrap();
+    assert_eq!((of(paused).preemptions, of(goes_on).preemptions), (1, 0));
+    assert!(of(paused).stalled_seconds <= 3.0, "{} s", of(paused).stalled_seconds);
+}
+
+#[test]
+fn a_request_that_waits_takes_the_rows_and_blocks_of_a_paused_one() {
+    for narrow in [SchedulerConfig { max_num_seqs: 2, ..config(40, 4) }, config(9, 4)] {
+        let mut engine = Engine::new(narrow);
+        let (old, young) = (prompt(0, 20), prompt(1, 20));
+        let paused = engine.submit(&old, 5, 2);
+        engine.step();
+        engine.scheduler.pause(paused);
+        let starts = engine.submit(&young, 5, 2);
+        engine.run();
+        assert_eq!(engine.outputs[&(starts.get(), 1)], engine.expected(&young, 1, 5));
+        assert_eq!(engine.scheduler.stats().num_paused, 2);
+        assert_eq!(engine.scheduler.stats().blocks.active, 0);
+        assert!(engine.scheduler.abort(paused));
+        assert!(!engine.scheduler.pause(paused) && !engine.scheduler.resume(paused));
+        assert_eq!(engine.scheduler.stats().num_requests, 0);
+        engine.scheduler.check().unwrap();
+    }
+}

@@ -49,6 +49,7 @@ pub(crate) struct RequestSummary {
 pub(crate) struct SchedulerStats {
     num_waiting: usize,
     num_running: usize,
+    num_paused: usize,
     num_requests: usize,
     num_scopes: usize,
     blocks_total: usize,
@@ -130,6 +131,7 @@ impl SchedulerStats {
         Self {
             num_waiting: stats.num_waiting,
             num_running: stats.num_running,
+            num_paused: stats.num_paused,
             num_requests: stats.num_requests,
             num_scopes: stats.num_scopes,
             blocks_total: stats.blocks.total,

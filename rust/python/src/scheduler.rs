@@ -262,6 +262,14 @@ impl Scheduler {
         self.inner.call(py, |inner| Ok(inner.core.abort(RequestId::new(request))))
     }
 
+    fn pause(&self, py: Python<'_>, request: u64) -> PyResult<bool> {
+        self.inner.call(py, |inner| Ok(inner.core.pause(RequestId::new(request))))
+    }
+
+    fn resume(&self, py: Python<'_>, request: u64) -> PyResult<bool> {
+        self.inner.call(py, |inner| Ok(inner.core.resume(RequestId::new(request))))
+    }
+
     fn plan(&self, py: Python<'_>, buffers: &Bound<'_, StepBuffers>, now: f64) -> PyResult<Option<Plan>> {
         let owner = buffers.get();
         let arrays = owner.arrays(py)?;

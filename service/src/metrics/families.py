@@ -94,6 +94,13 @@ COUNTS = (
         is_vllm=True,
     ),
     Count(
+        "num_requests_paused",
+        "Sequences that take no steps because their clients do not read.",
+        lambda stats: stats.num_paused,
+        is_gauge=True,
+    ),
+    Count("request_pauses", "How often a request waited for its client.", lambda stats: stats.num_pauses),
+    Count(
         "num_live_requests",
         "Requests that have not ended.",
         lambda stats: stats.num_live_requests,

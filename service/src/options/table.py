@@ -139,10 +139,13 @@ class ServeOptions:
     max_streams: int = _option(4096, integer(1, 2**31 - 1), NETWORK, "calls at once on one connection")
     max_message_size: int = _option(16 * 2**20, SIZE, NETWORK, "size of a request; larger ones are refused")
     max_pending_tokens: int = _option(
-        2**14, integer(1), NETWORK, "tokens that may wait for one slow client; then its request is ended"
+        2**10, integer(1), NETWORK, "tokens that may wait for one slow client; then its request is paused"
     )
     stall_timeout: float = _option(
-        30.0, seconds(0.1, 3600), NETWORK, "how long a client may leave its stream unread"
+        30.0,
+        seconds(0.1, 3600),
+        NETWORK,
+        "how long a client may leave its stream unread; then its request is ended",
     )
     metrics_port: int | None = _option(
         None, integer(0, 65535), OPERATION, "port for Prometheus; none if not set, 0 takes a free one"

@@ -254,9 +254,11 @@ class GetStatsRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetStatsResponse(_message.Message):
-    __slots__ = ("num_waiting", "num_running", "num_live_requests", "blocks_total", "blocks_free", "blocks_cached", "blocks_active", "slots_allocated", "tokens_held", "num_steps", "num_requests", "num_prompt_tokens", "num_output_tokens", "num_finished_stop", "num_finished_length", "num_finished_abort", "num_finished_error", "prefix_queried_tokens", "prefix_hit_tokens", "preemptions", "recomputed_tokens", "evictions", "peak_blocks_active", "peak_tokens_held", "peak_table_blocks", "peak_table_tokens", "peak_num_running", "swapped_out_blocks", "swapped_in_blocks", "host_blocks_total", "host_blocks_free", "kv_bytes_per_token", "num_new_tokens", "time_to_first_token", "inter_token", "queue_time", "stalls_recompute", "stalls_swap")
+    __slots__ = ("num_waiting", "num_running", "num_paused", "num_pauses", "num_live_requests", "blocks_total", "blocks_free", "blocks_cached", "blocks_active", "slots_allocated", "tokens_held", "num_steps", "num_requests", "num_prompt_tokens", "num_output_tokens", "num_finished_stop", "num_finished_length", "num_finished_abort", "num_finished_error", "prefix_queried_tokens", "prefix_hit_tokens", "preemptions", "recomputed_tokens", "evictions", "peak_blocks_active", "peak_tokens_held", "peak_table_blocks", "peak_table_tokens", "peak_num_running", "swapped_out_blocks", "swapped_in_blocks", "host_blocks_total", "host_blocks_free", "kv_bytes_per_token", "num_new_tokens", "time_to_first_token", "inter_token", "queue_time", "stalls_recompute", "stalls_swap")
     NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
     NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
+    NUM_PAUSED_FIELD_NUMBER: _ClassVar[int]
+    NUM_PAUSES_FIELD_NUMBER: _ClassVar[int]
     NUM_LIVE_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_TOTAL_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_FREE_FIELD_NUMBER: _ClassVar[int]
@@ -295,6 +297,8 @@ class GetStatsResponse(_message.Message):
     STALLS_SWAP_FIELD_NUMBER: _ClassVar[int]
     num_waiting: int
     num_running: int
+    num_paused: int
+    num_pauses: int
     num_live_requests: int
     blocks_total: int
     blocks_free: int
@@ -331,7 +335,7 @@ class GetStatsResponse(_message.Message):
     queue_time: Histogram
     stalls_recompute: Histogram
     stalls_swap: Histogram
-    def __init__(self, num_waiting: _Optional[int] = ..., num_running: _Optional[int] = ..., num_live_requests: _Optional[int] = ..., blocks_total: _Optional[int] = ..., blocks_free: _Optional[int] = ..., blocks_cached: _Optional[int] = ..., blocks_active: _Optional[int] = ..., slots_allocated: _Optional[int] = ..., tokens_held: _Optional[int] = ..., num_steps: _Optional[int] = ..., num_requests: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ..., num_output_tokens: _Optional[int] = ..., num_finished_stop: _Optional[int] = ..., num_finished_length: _Optional[int] = ..., num_finished_abort: _Optional[int] = ..., num_finished_error: _Optional[int] = ..., prefix_queried_tokens: _Optional[int] = ..., prefix_hit_tokens: _Optional[int] = ..., preemptions: _Optional[int] = ..., recomputed_tokens: _Optional[int] = ..., evictions: _Optional[int] = ..., peak_blocks_active: _Optional[int] = ..., peak_tokens_held: _Optional[int] = ..., peak_table_blocks: _Optional[int] = ..., peak_table_tokens: _Optional[int] = ..., peak_num_running: _Optional[int] = ..., swapped_out_blocks: _Optional[int] = ..., swapped_in_blocks: _Optional[int] = ..., host_blocks_total: _Optional[int] = ..., host_blocks_free: _Optional[int] = ..., kv_bytes_per_token: _Optional[int] = ..., num_new_tokens: _Optional[int] = ..., time_to_first_token: _Optional[_Union[Histogram, _Mapping[str, object]]] = ..., inter_token: _Optional[_Union[Histogram, _Mapping[str, object]]] = ..., queue_time: _Optional[_Union[Histogram, _Mapping[str, object]]] = ..., stalls_recompute: _Optional[_Union[Histogram, _Mapping[str, object]]] = ..., stalls_swap: _Optional[_Union[Histogram, _Mapping[str, object]]] = ...) -> None: ...
+    def __init__(self, num_waiting: _Optional[int] = ..., num_running: _Optional[int] = ..., num_paused: _Optional[int] = ..., num_pauses: _Optional[int] = ..., num_live_requests: _Optional[int] = ..., blocks_total: _Optional[int] = ..., blocks_free: _Optional[int] = ..., blocks_cached: _Optional[int] = ..., blocks_active: _Optional[int] = ..., slots_allocated: _Optional[int] = ..., tokens_held: _Optional[int] = ..., num_steps: _Optional[int] = ..., num_requests: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ..., num_output_tokens: _Optional[int] = ..., num_finished_stop: _Optional[int] = ..., num_finished_length: _Optional[int] = ..., num_finished_abort: _Optional[int] = ..., num_finished_error: _Optional[int] = ..., prefix_queried_tokens: _Optional[int] = ..., prefix_hit_tokens: _Optional[int] = ..., preemptions: _Optional[int] = ..., recomputed_tokens: _Optional[int] = ..., evictions: _Optional[int] = ..., peak_blocks_active: _Optional[int] = ..., peak_tokens_held: _Optional[int] = ..., peak_table_blocks: _Optional[int] = ..., peak_table_tokens: _Optional[int] = ..., peak_num_running: _Optional[int] = ..., swapped_out_blocks: _Optional[int] = ..., swapped_in_blocks: _Optional[int] = ..., host_blocks_total: _Optional[int] = ..., host_blocks_free: _Optional[int] = ..., kv_bytes_per_token: _Optional[int] = ..., num_new_tokens: _Optional[int] = ..., time_to_first_token: _Optional[_Union[Histogram, _Mapping[str, object]]] = ..., inter_token: _Optional[_Union[Histogram, _Mapping[str, object]]] = ..., queue_time: _Optional[_Union[Histogram, _Mapping[str, object]]] = ..., stalls_recompute: _Optional[_Union[Histogram, _Mapping[str, object]]] = ..., stalls_swap: _Optional[_Union[Histogram, _Mapping[str, object]]] = ...) -> None: ...
 
 class Histogram(_message.Message):
     __slots__ = ("bounds", "counts", "total")

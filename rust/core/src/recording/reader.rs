@@ -135,6 +135,8 @@ impl Replay {
         Ok(match verb {
             Verb::Submit => self.submit(reader)?,
             Verb::Abort => u64::from(self.scheduler.abort(RequestId::new(reader.number()?))),
+            Verb::Pause => u64::from(self.scheduler.pause(RequestId::new(reader.number()?))),
+            Verb::Resume => u64::from(self.scheduler.resume(RequestId::new(reader.number()?))),
             Verb::Plan => {
                 let now = reader.real()?;
                 self.requests[self.num_planned..].iter_mut().for_each(|request| request.arrival = now);

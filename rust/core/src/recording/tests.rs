@@ -20,7 +20,7 @@ fn config() -> SchedulerConfig {
     }
 }
 
-/// A run with hits, samples that fork, preemptions, an abort, a discarded step and a refusal.
+/// A run with hits, samples that fork, preemptions, a pause, an abort, a discarded step and a refusal.
 fn record(token: u32) -> Vec<u8> {
     let mut scheduler = RecordedScheduler::new(config()).unwrap();
     assert!(scheduler.start_recording());
@@ -42,6 +42,12 @@ fn record(token: u32) -> Vec<u8> {
             scheduler.discard(plan.id).unwrap();
             scheduler.abort(RequestId::new(2));
             continue;
+        }
+        if round == 5 {
+            scheduler.pause(RequestId::new(0));
+        }
+        if round == 9 {
+            scheduler.resume(RequestId::new(0));
         }
         let tokens: Vec<u32> =
             (0..plan.num_samples as u32).map(|sample| token + sample + round as u32).collect();

@@ -96,10 +96,11 @@ impl Writer {
         self.digest(digest);
     }
 
-    pub(super) fn abort(&mut self, request: RequestId, digest: u64) {
-        self.verb(Verb::Abort);
+    /// A verb whose only argument is a request.
+    pub(super) fn of_request(&mut self, verb: Verb, request: RequestId, decided: bool) {
+        self.verb(verb);
         self.number(request.get());
-        self.digest(digest);
+        self.digest(u64::from(decided));
     }
 
     pub(super) fn plan(&mut self, now: f64, digest: u64) {

@@ -191,7 +191,7 @@ impl Scheduler {
         }
     }
 
-    fn end_stall(&mut self, index: SeqIndex) {
+    pub(super) fn end_stall(&mut self, index: SeqIndex) {
         let sequence = &mut self.sequences[index];
         sequence.passed = 0;
         if let Some(since) = sequence.stalled_since.take()

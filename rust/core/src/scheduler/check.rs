@@ -18,15 +18,13 @@ impl Scheduler {
         self.check_host()?;
         self.check_rows()?;
         self.check_lists()?;
-        self.running.iter().try_for_each(|&index| self.check_sequence(&self.sequences[index]))
+        self.placed().try_for_each(|sequence| self.check_sequence(sequence))
     }
 
     fn check_references(&self) -> Result<()> {
         let mut held: HashMap<BlockId, usize> = HashMap::new();
-        for &index in &self.running {
-            for &block in self.sequences[index].tables.iter().flat_map(|table| table.held()) {
-                *held.entry(block).or_default() += 1;
-            }
+        for &block in self.placed().flat_map(|sequence| &sequence.tables).flat_map(|table| table.held()) {
+            *held.entry(block).or_default() += 1;
         }
         for block in self.cache.iter_pinned() {
             *held.entry(block).or_default() += 1;
@@ -49,7 +47,8 @@ impl Scheduler {
     /// Whether exactly the host blocks of swapped sequences are taken.
     fn check_host(&self) -> Result<()> {
         let Some(host) = &self.host else { return Ok(()) };
-        let waiting = self.waiting.values().filter_map(|&index| self.sequences[index].swapped.as_ref());
+        let away = self.waiting.values().copied().chain(self.paused.iter());
+        let waiting = away.filter_map(|index| self.sequences[index].swapped.as_ref());
         let coming = self.step.swapped_in.iter().map(|(_, swapped)| swapped);
         let held: usize =
             waiting.chain(coming).flat_map(|swapped| &swapped.tables).map(|table| table.held().len()).sum();
@@ -63,7 +62,7 @@ impl Scheduler {
 
     fn check_rows(&self) -> Result<()> {
         let mut taken = vec![false; self.config.max_num_seqs];
-        let rows = self.running.iter().flat_map(|&index| &self.sequences[index].rows);
+        let rows = self.placed().flat_map(|sequence| &sequence.rows);
         for row in rows.chain(&self.free_rows) {
             if std::mem::replace(&mut taken[row.index()], true) {
                 return Err(Error::broken("I7 rows", format!("row {} stands twice", row.get())));
@@ -76,7 +75,7 @@ impl Scheduler {
     }
 
     fn check_lists(&self) -> Result<()> {
-        let listed = self.running.len() + self.waiting.len();
+        let listed = self.running.len() + self.waiting.len() + self.paused.iter().count();
         if listed != self.sequences.len() {
             let detail = format!("{} sequences live, {listed} are listed", self.sequences.len());
             return Err(Error::broken("I8 lists", detail));
@@ -94,9 +93,8 @@ impl Scheduler {
             return Err(Error::broken("I8 lists", "the running ones are not sorted by age"));
         }
         let live: usize = self.requests.values().map(|request| request.num_live).sum();
-        let samples =
-            self.running.iter().chain(self.waiting.values()).map(|&index| self.sequences[index].num_samples);
-        if live != samples.sum::<usize>() {
+        let listed = self.running.iter().chain(self.waiting.values()).copied().chain(self.paused.iter());
+        if live != listed.map(|index| self.sequences[index].num_samples).sum::<usize>() {
             return Err(Error::broken("I8 lists", format!("requests count {live} live samples")));
         }
         Ok(())

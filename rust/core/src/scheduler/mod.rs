@@ -1,4 +1,4 @@
-//! The continuous-batching scheduler: `submit`, `plan`, `apply`, `discard`, `abort`. It never calls out.
+//! The continuous-batching scheduler: `submit`, `plan`, `apply`, `discard`, `abort`, `pause`. It never calls out.
 //!
 //! ```text
 //! submit ─▶ waiting ──plan: admitted──▶ running ──apply: stop, length, error──▶ ended
@@ -15,6 +15,7 @@ mod buffers;
 mod check;
 mod config;
 mod pages;
+mod pause;
 mod plan;
 mod ranks;
 mod request;
@@ -52,6 +53,7 @@ use crate::prefix::{CacheOptions, HashOptions, Media, PrefixCache, Retention, Sc
 use crate::table::BlockTable;
 use crate::units::{BlockSize, RequestId, Row};
 use buffers::Identity;
+use pause::Paused;
 use request::{Deadline, Request};
 use sequence::{Arena, SeqIndex, SeqKey, Sequence};
 use speculation::Drafts;
@@ -80,6 +82,7 @@ pub struct Scheduler {
     queue_changed: bool,
     /// By age.
     running: Vec<SeqIndex>,
+    paused: Paused,
     /// Samples that the step at hand has forked off.
     forked: Vec<SeqIndex>,
     free_rows: Vec<Row>,
@@ -136,6 +139,7 @@ impl Scheduler {
             virtual_time: VirtualTime::default(),
             queue_changed: false,
             running: Vec::with_capacity(config.max_num_seqs),
+            paused: Paused::default(),
             forked: Vec::new(),
             free_rows: (0..config.max_num_seqs as u32).rev().map(Row::new).collect(),
             identity: Identity::default(),
@@ -329,6 +333,7 @@ impl Scheduler {
         request.num_live -= sequence.num_samples;
         if request.num_live == 0 {
             let request = self.requests.remove(&key.request).expect("it was there");
+            self.paused.forget(key.request);
             self.cache.leave_scope(request.scope);
             self.cache.close_lease(request.lease, self.now);
             if let Some(deadline) = request.deadline {
@@ -343,14 +348,27 @@ impl Scheduler {
 
     /// Ends all that is left of a request.
     fn end_request(&mut self, request: RequestId) {
-        let Some(entry) = self.requests.get(&request) else { return };
-        let first = SeqKey { rank: entry.rank, request, child: 0 };
-        let waiting = self.waiting.range(first..=SeqKey { child: u32::MAX, ..first });
-        let mut indices: Vec<SeqIndex> = waiting.map(|(_, &index)| index).collect();
+        let mut indices: Vec<SeqIndex> =
+            self.waiting_of(request).into_iter().map(|(_, index)| index).collect();
+        indices.extend(self.paused.take(request));
         indices.extend(self.running.iter().filter(|&&index| self.sequences[index].key.request == request));
         self.running.retain(|index| !indices.contains(index));
         indices.into_iter().for_each(|index| self.end_sequence(index));
         self.sequences.recycle();
+    }
+
+    /// The sequences of a request that wait.
+    fn waiting_of(&self, request: RequestId) -> Vec<(SeqKey, SeqIndex)> {
+        let Some(entry) = self.requests.get(&request) else { return Vec::new() };
+        let first = SeqKey { rank: entry.rank, request, child: 0 };
+        let waiting = self.waiting.range(first..=SeqKey { child: u32::MAX, ..first });
+        waiting.map(|(&key, &index)| (key, index)).collect()
+    }
+
+    /// Everything that holds rows and blocks.
+    fn placed(&self) -> impl Iterator<Item = &Sequence> {
+        let indices = self.running.iter().copied().chain(self.paused.iter());
+        indices.map(|index| &self.sequences[index]).filter(|sequence| sequence.is_running())
     }
 
     /// Puts a sequence among the running ones, by age.

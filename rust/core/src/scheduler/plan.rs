@@ -51,6 +51,8 @@ impl Scheduler {
         self.cache.expire(self.now);
         let mut step = std::mem::take(&mut self.step);
         step.clear(self.next_step);
+        self.settle_pauses();
+        self.preempt_paused_for_waiting(&mut step);
         self.preempt_lower_ranks(&mut step);
         let preempted = self.schedule_decodes(&mut step)?;
         let is_short = self.schedule_prefills(&mut step)?;
@@ -128,6 +130,9 @@ impl Scheduler {
                 Err(Error::OutOfBlocks { .. }) => {}
                 Err(error) => return Err(error),
             }
+            if self.preempt_paused(step) {
+                continue;
+            }
             // Those that decode are part of the step already.
             let younger = (place + 1..self.running.len()).filter(|&place| !self.at(place).decodes());
             let Some(chosen) = self.cheapest(younger) else { return Ok(false) };
@@ -196,6 +201,9 @@ impl Scheduler {
                 Ok(()) => return Ok(true),
                 Err(Error::OutOfBlocks { .. }) => {}
                 Err(error) => return Err(error),
+            }
+            if self.preempt_paused(step) {
+                continue;
             }
             let chosen = self.choose_victim(place);
             let index = self.running.remove(chosen);

@@ -46,6 +46,8 @@ pub struct SchedulerStats {
     pub num_waiting: usize,
     /// Sequences that run.
     pub num_running: usize,
+    /// Sequences that are paused, the samples that are not forked off yet included.
+    pub num_paused: usize,
     /// Requests that live.
     pub num_requests: usize,
     /// Scopes in use.
@@ -96,6 +98,7 @@ impl Scheduler {
             blocks,
             num_waiting: self.num_queued,
             num_running: self.running.len(),
+            num_paused: self.paused.iter().map(|index| self.sequences[index].num_samples).sum(),
             num_requests: self.requests.len(),
             num_scopes: self.cache.num_scopes(),
             held_tokens: blocks.active * self.block_size.tokens() - self.empty_slots(),
@@ -125,12 +128,11 @@ impl Scheduler {
         if active_blocks <= self.totals.peak.active_blocks {
             return;
         }
-        let running = || self.running.iter().map(|&index| &self.sequences[index]);
         self.totals.peak = Peak {
             active_blocks,
             held_tokens: active_blocks * self.block_size.tokens() - self.empty_slots(),
-            unshared_blocks: running().map(Sequence::num_held).sum(),
-            unshared_tokens: running().map(|sequence| sequence.num_planned).sum(),
+            unshared_blocks: self.placed().map(Sequence::num_held).sum(),
+            unshared_tokens: self.placed().map(|sequence| sequence.num_planned).sum(),
             running: self.running.len(),
         };
     }
@@ -140,8 +142,7 @@ impl Scheduler {
     fn empty_slots(&self) -> usize {
         let mut shared: Vec<BlockId> = Vec::new();
         let mut empty = 0;
-        for &index in &self.running {
-            let sequence = &self.sequences[index];
+        for sequence in self.placed() {
             let filled = sequence.num_planned;
             for table in &sequence.tables {
                 let Some(&partial) = table.blocks().get(self.block_size.full_blocks(filled)) else {

@@ -85,7 +85,7 @@ impl Scheduler {
             self.preempt_without_copy(index);
             self.sequences[index].swapped = Some(swapped);
         }
-        for &index in self.waiting.values() {
+        for index in self.waiting.values().copied().chain(self.paused.iter()) {
             let sequence = &mut self.sequences[index];
             if sequence.swapped.as_ref().is_some_and(|swapped| swapped.step == step.id) {
                 sequence.swapped = None;
