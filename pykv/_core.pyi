@@ -430,6 +430,8 @@ class Trace:
     def num_requests(self) -> int: ...
     @property
     def block_size(self) -> int: ...
+    def lengths(self) -> tuple[list[int], list[int]]:
+        """The tokens of each prompt and of each output, in the order of the trace."""
     @property
     def num_prompt_tokens(self) -> int: ...
     @property
@@ -443,6 +445,7 @@ class Trace:
         *,
         allocator: str,
         knows_outputs: bool,
+        retention: str,
         speed: float,
         concurrency: int | None,
     ) -> TimedReplay:

@@ -15,9 +15,10 @@ from typing import Any
 from pykv.cli.pictures import check_picture
 from pykv.cli.replay_report import report, table
 from pykv.errors import ConfigError
-from pykv.simulator.cost import DEFAULT_COST
-from pykv.simulator.policy import POLICIES, EvictionPolicy
-from pykv.simulator.replay import ALLOCATORS, Replayer
+from pykv.simulator.options import ALLOCATORS
+from pykv.simulator.policy import POLICIES, PRODUCTION_POLICIES, EvictionPolicy
+from pykv.simulator.replay import Replayer
+from pykv.simulator.step_cost import DEFAULT_COST
 from pykv.simulator.sweep import sweep
 from pykv.simulator.trace import read_trace
 
@@ -123,20 +124,31 @@ def _parser() -> argparse.ArgumentParser:
         "--kv-bytes-per-token",
         type=float,
         metavar="N",
-        help="in 16 bit, with --kv-memory-bytes (default: of the model that --cost names, llama-3.1-8b without it)",
+        help="in 16 bit, with --kv-memory-bytes, where no model is named",
     )
     memory.add_argument(
         "--kv-dtype",
         metavar="NAME",
-        help="of these bytes: bfloat16, float16, float32, int8 or fp8, scales counted (default: bfloat16)",
+        help="bf16, f16, f32, int8 or fp8, scales counted: of --kv-memory-bytes, and of what a roofline's step reads "
+        "(default: bf16)",
+    )
+    memory.add_argument(
+        "--model",
+        metavar="NAME",
+        help="what is served, where --cost does not say: a folder, a config.json, or a known name of pykv plan",
     )
     memory.add_argument("--allocator", metavar="NAME", help=f"{', '.join(ALLOCATORS)} (default: paged)")
-    serial = parser.add_argument_group("one request at a time")
-    serial.add_argument(
-        "--serial", action="store_const", const=True, help="replays the cache alone, without time"
+    memory.add_argument(
+        "--policy",
+        metavar="NAME",
+        help=f"who makes room: {' or '.join(PRODUCTION_POLICIES)}; with --serial also "
+        f"{', '.join(name for name in POLICIES if name not in PRODUCTION_POLICIES)}, or FILE.py:CLASS (default: lru)",
     )
-    serial.add_argument(
-        "--policy", metavar="NAME", help=f"{', '.join(POLICIES)}, or FILE.py:CLASS (default: lru)"
+    parser.add_argument(
+        "--serial",
+        action="store_const",
+        const=True,
+        help="one request at a time: the cache alone, without time",
     )
     timed = parser.add_argument_group("virtual time")
     timed.add_argument(
@@ -153,6 +165,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     timed.add_argument(
         "--knows-outputs", action="store_const", const=True, help="the scheduler is told the outputs' lengths"
+    )
+    timed.add_argument(
+        "--retention",
+        metavar="RULE",
+        help="what the scheduler is told of sessions: none, session_end, next_turn, session_idle, or ttl:SECONDS "
+        "(default: none)",
     )
     timed.add_argument(
         "--request-rate", type=float, default=1.0, metavar="X", help="a second, where a file has no times"
@@ -196,6 +214,8 @@ _KINDS: dict[str, Callable[[str], Any]] = {
     "kv_memory_bytes": _bytes,
     "kv_bytes_per_token": float,
     "kv_dtype": str,
+    "model": str,
+    "retention": str,
     "allocator": str,
     "policy": lambda text: _policy(text),
     "cost": str,

@@ -19,7 +19,7 @@ def table(points: Sequence[SweepPoint]) -> str:
     columns = {name: [_shown(point.options[name]) for point in points] for name in points[0].options}
     if any(point.result.hit_rate_infinite > 0 for point in points):
         columns |= {"hit rate": [f"{point.result.hit_rate_blocks:.3f}" for point in points]}
-        columns |= {"best": [f"{point.result.hit_rate_opt:.3f}" for point in points]}
+        columns |= {"best": [_number(point.result.hit_rate_opt, ".3f") for point in points]}
     timed = [point.result.timed for point in points]
     if reports := [report for report in timed if report is not None]:
         columns |= {
@@ -33,6 +33,8 @@ def table(points: Sequence[SweepPoint]) -> str:
         }
         if any(report.refused for report in reports):
             columns |= {"refused": [str(report.refused) for report in reports]}
+        if any(report.cut for report in reports):
+            columns |= {"cut": [str(report.cut) for report in reports]}
     widths = {name: max(len(name), *map(len, values)) for name, values in columns.items()}
     rows = [list(columns), *map(list, zip(*columns.values(), strict=True))]
     aligned = ([cell.rjust(width) for cell, width in zip(row, widths.values(), strict=True)] for row in rows)
@@ -51,11 +53,14 @@ def report(result: ReplayResult) -> str:
     """What one replay found, a line for each kind of number."""
     lines = [
         f"{result.trace}: {result.num_requests:,} requests, {result.num_blocks:,} blocks of {result.block_size} "
-        f"tokens, {result.allocator}, {result.policy}",
+        f"tokens, {result.allocator}, {result.policy}"
+        + (f", told {result.retention}" if result.retention != "none" else "")
+        + (f", {result.model}" if result.model else ""),
         f"hit rate        {result.hit_rate_blocks:.3f} of blocks, {result.hit_rate_tokens:.3f} of tokens",
-        f"bounds          {result.hit_rate_opt:.3f} the best choice of victims, {result.hit_rate_infinite:.3f} "
-        "a cache that forgets nothing",
+        f"bounds          {_number(result.hit_rate_opt, '.3f')} the best choice of victims, "
+        f"{result.hit_rate_infinite:.3f} a cache that forgets nothing",
     ]
+    lines += [f"assumed         {words}" for words in result.assumed]
     if result.nothing_ran:
         lines[1] = f"hit rate        {DASH}"
         return "\n".join(
@@ -74,6 +79,9 @@ def _times(report: TimedReport) -> list[str]:
         f"blocks          {lookups.hit:,} found, {lookups.never_seen:,} never seen, {lookups.evicted:,} evicted, "
         f"{lookups.not_yet_computed:,} not yet computed, {lookups.last:,} last of a prompt",
         f"time            {report.seconds:,.1f} s, {report.steps:,} steps, {report.refused:,} requests refused",
+        f"cut             {report.cut:,} requests at the context cap, {report.cut_tokens:,} tokens short",
+        f"tiers           {report.hit_rate_device:.3f} of the prompts found on the device, "
+        f"{_number(report.hit_rate_host, '.3f')} of what preemption took back from the host",
         f"throughput      {report.output_tokens_per_second:,.0f} output tokens/s; {report.computed_tokens:,} computed",
     ]
     for name, of in (

@@ -16,7 +16,14 @@ from pykv.planner.checks import refused
 from pykv.planner.engine_storage import EngineStorage
 from pykv.planner.formats import WEIGHT_BITS, weights_dtype
 from pykv.planner.options import HandNumbers, PlanOptions
-from pykv.planner.parameters import Parameters, embedding_parameters, estimate_parameters
+from pykv.planner.parameters import (
+    Experts,
+    Parameters,
+    embedding_parameters,
+    estimate_parameters,
+    experts_of,
+    input_embedding,
+)
 from pykv.planner.state_layers import StateLayers, split_layers
 from pykv.planner.tables import known_model
 from pykv.planner.weights import Weights, bytes_of_files, bytes_of_parameters
@@ -43,6 +50,9 @@ class ModelFacts:
         num_heads: query heads; None: not known.
         max_positions: tokens that the model was made for; None: not known.
         weights: None: neither given nor to be found out.
+        num_parameters: None: as for the weights.
+        input_embedding: those of them that a step only looks rows up in.
+        experts: those of which a token is sent to a few; None: there are none, or they cannot be counted.
     """
 
     name: str
@@ -53,6 +63,9 @@ class ModelFacts:
     num_heads: int | None = None
     max_positions: int | None = None
     weights: Weights | None = None
+    num_parameters: int | None = None
+    input_embedding: int = 0
+    experts: Experts | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +99,7 @@ def read_model(options: PlanOptions) -> ModelFacts:
     layout = KvLayout.from_config(attention, storage="latent")
     num_heads = fields.count(*NUM_HEADS) if isinstance(fields.find(*NUM_HEADS), int) else None
     _check_heads(num_heads, layout)
+    counted = _parameters(source, options, source.weights_dtype or _dtype_of_config(source.config))
     return ModelFacts(
         name=source.name,
         layout=layout,
@@ -95,7 +109,17 @@ def read_model(options: PlanOptions) -> ModelFacts:
         num_heads=num_heads,
         max_positions=fields.count(*CONTEXT_CAP),
         weights=_weights(source, options),
+        num_parameters=None if counted is None else counted[0].total,
+        input_embedding=input_embedding(source.config),
+        experts=_experts(source.config),
     )
+
+
+def _experts(config: Mapping[str, Any]) -> Experts | None:
+    try:
+        return experts_of(config)
+    except UnsupportedModelError:
+        return None
 
 
 def _check_heads(num_heads: int | None, layout: KvLayout) -> None:

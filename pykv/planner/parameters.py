@@ -9,9 +9,17 @@ from typing import Any
 from pykv.errors import UnsupportedModelError
 from pykv.models.kv_fields import HEAD_DIM, HIDDEN_SIZE, NUM_HEADS, NUM_KV_HEADS, NUM_LAYERS, ConfigFields
 
-__all__ = ["Parameters", "embedding_parameters", "estimate_parameters"]
+__all__ = [
+    "Experts",
+    "Parameters",
+    "embedding_parameters",
+    "estimate_parameters",
+    "experts_of",
+    "input_embedding",
+]
 
 INTERMEDIATE = ("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size")
+USED_EXPERTS = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "top_k_experts")
 NUM_EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts")
 UNGATED = (
     "gpt2",
@@ -54,6 +62,50 @@ class Parameters:
 
     total: int
     embedding: int
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """The experts of a model of which each token is sent to a few.
+
+    Attributes:
+        parameters: of all experts in all layers, without those that every token passes.
+        num: experts of a layer.
+        used: those of them that one token is sent to; None: the config does not say.
+    """
+
+    parameters: int
+    num: int
+    used: int | None
+
+
+def experts_of(config: Mapping[str, Any]) -> Experts | None:
+    """The experts that tokens are sent to; None: every token passes all of the model.
+
+    Raises:
+        UnsupportedModelError: a field that is needed is missing.
+    """
+    fields = ConfigFields(config)
+    num = fields.count(*NUM_EXPERTS) or 1
+    if num < 2:
+        return None
+    sparse = sum(_has_experts(fields, layer) for layer in range(fields.needed(*NUM_LAYERS)))
+    if not sparse:
+        return None
+    size = fields.count("moe_intermediate_size") or fields.needed(*INTERMEDIATE)
+    matrices = 2 if fields.find("model_type") in UNGATED else 3
+    each = matrices * fields.needed(*HIDDEN_SIZE) * size
+    used = fields.count(*USED_EXPERTS)
+    return Experts(sparse * num * each, num, None if used is None else min(num, used))
+
+
+def input_embedding(config: Mapping[str, Any]) -> int:
+    """The parameters of the embedding that a step only looks a few rows up in; 0: it is the output matrix too."""
+    fields = ConfigFields(config)
+    vocabulary, hidden = fields.count("vocab_size"), fields.count(*HIDDEN_SIZE)
+    if vocabulary is None or hidden is None:
+        return 0
+    return embedding_parameters(config) - vocabulary * hidden
 
 
 def estimate_parameters(config: Mapping[str, Any]) -> Parameters:

@@ -24,11 +24,13 @@ class Gpu:
         name: as in the table.
         memory_bytes: the memory that its driver reports, in bytes.
         bandwidth_bytes_per_second: of that memory, by the data sheet.
+        flops_per_second: dense matrix products in 16 bit, by the data sheet; None: not in the table.
     """
 
     name: str
     memory_bytes: int
     bandwidth_bytes_per_second: int
+    flops_per_second: int | None
 
 
 def model_names() -> list[str]:
@@ -82,7 +84,9 @@ def gpu_table(name: str) -> Gpu:
             f"gpu is {name!r}, which is not known; {hint}`pykv plan --list gpus` shows all, or give memory"
         )
     entry = _table("gpus")[full]
-    return Gpu(full, entry["memory_bytes"], entry["bandwidth_bytes_per_second"])
+    return Gpu(
+        full, *(entry[name] for name in ("memory_bytes", "bandwidth_bytes_per_second", "flops_per_second"))
+    )
 
 
 @cache

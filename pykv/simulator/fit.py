@@ -15,7 +15,7 @@ from pykv.errors import ConfigError
 from pykv.scheduler import SchedulerConfig
 from pykv.simulator.cost import CostModel
 from pykv.simulator.measured_run import MeasuredRun
-from pykv.simulator.replay import MAX_BLOCKS
+from pykv.simulator.options import MAX_BLOCKS
 
 __all__ = ["FitReport", "fit"]
 
@@ -162,7 +162,7 @@ def _explore(
 
 def _predict(native: _core.Trace, config: SchedulerConfig, model: CostModel) -> _Prediction:
     timed = native.replay_timed(
-        config, model, allocator="paged", knows_outputs=False, speed=1.0, concurrency=None
+        config, model, allocator="paged", knows_outputs=False, retention="none", speed=1.0, concurrency=None
     )
     arrival, first, ended = (
         np.array(timed.request_column(name)) for name in ("arrival", "first_token", "ended")

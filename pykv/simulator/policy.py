@@ -13,12 +13,16 @@ from pykv.errors import ConfigError
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
-__all__ = ["POLICIES", "BlockUse", "EvictionPolicy", "ranking_of"]
+__all__ = ["POLICIES", "PRODUCTION_POLICIES", "BlockUse", "EvictionPolicy", "ranking_of"]
 
-POLICIES = ("lru", "session_end", "session_idle", "dead", "opt")
+PRODUCTION_POLICIES = ("lru", "segmented_lru")
+"""Those of the scheduler, by the names of `SchedulerConfig.eviction`."""
+
+POLICIES = (*PRODUCTION_POLICIES, "session_end", "session_idle", "dead", "opt")
 """Those that are built in.
 
-`lru` is the production tree's own: the leaf that was used least recently. `session_end` is told when sessions end,
+`lru` is the production tree's: the leaf that was used least recently; `segmented_lru` is too: first the leaves that no
+hit has found. `session_end` is told when sessions end,
 `session_idle` takes those for over that were idle for eight of their mean gaps, and `dead` is told which blocks nobody
 uses again: these go first, the rest as in `lru`. `opt` evicts what is used again last.
 """

@@ -82,6 +82,11 @@ class TimedReport:
         output_tokens_per_second: over the whole run.
         computed_tokens: prompt and output, what was computed again included.
         refused: requests that could never fit.
+        cut: requests that ended at the context cap, before their output was whole.
+        cut_tokens: of output that these did not get.
+        hit_rate_device: tokens found in the device's cache, of all tokens of the prompts that started.
+        hit_rate_host: blocks that came back from the host, of those that preempted requests needed again and did not
+            find on the device; NaN: none.
         mean_running: requests that ran at once, over the time of all steps.
         max_running: at most.
         kv_usage: share of the slots that running requests held, over the time of all steps.
@@ -91,6 +96,7 @@ class TimedReport:
         preempting_steps: steps in which that happened.
         recomputed_tokens: computed again after it.
         swapped_blocks: copied to or from the host for it.
+        swapped_in_blocks: those of them that came back.
         stalled_seconds: that requests waited to go on after it.
         lookups: the blocks of all prompts, by what the lookup gave.
         series: over time.
@@ -105,6 +111,10 @@ class TimedReport:
     output_tokens_per_second: float
     computed_tokens: int
     refused: int
+    cut: int
+    cut_tokens: int
+    hit_rate_device: float
+    hit_rate_host: float
     mean_running: float
     max_running: int
     kv_usage: float
@@ -114,6 +124,7 @@ class TimedReport:
     preempting_steps: int
     recomputed_tokens: int
     swapped_blocks: int
+    swapped_in_blocks: int
     stalled_seconds: float
     lookups: Lookups
     series: TimeSeries = dataclasses.field(repr=False)
@@ -129,12 +140,16 @@ class ReplayResult:
         block_size: tokens a block.
         num_blocks: blocks of the pool that can hold tokens.
         policy: who makes room.
+        retention: what the scheduler was told of sessions.
         allocator: how requests get their memory.
+        model: what was served; None: no model was named.
         hit_rate_blocks: blocks found, of all blocks of the prompts.
-        hit_rate_tokens: tokens found, of all tokens of the prompts.
+        hit_rate_tokens: tokens found, of all tokens of the prompts; in virtual time of those that were not refused.
         hit_rate_infinite: blocks that a cache which forgets nothing finds, one request at a time.
-        hit_rate_opt: blocks that the best choice of victims finds (Belady), one request at a time.
+        hit_rate_opt: blocks that the best choice of victims finds (Belady), one request at a time; NaN: the model's
+            layers have windows, for which the bound is not known.
         evictions: cached blocks that made room; None: not counted.
+        assumed: what was not given and was taken for granted, in words.
         timed: what virtual time showed; None: one request at a time was replayed.
     """
 
@@ -143,12 +158,15 @@ class ReplayResult:
     block_size: int
     num_blocks: int
     policy: str
+    retention: str
     allocator: str
+    model: str | None
     hit_rate_blocks: float
     hit_rate_tokens: float
     hit_rate_infinite: float
     hit_rate_opt: float
     evictions: int | None
+    assumed: tuple[str, ...] = ()
     timed: TimedReport | None = None
 
     @property

@@ -32,7 +32,7 @@ POINT_COLUMNS = (
 )
 
 
-def timed_report(timed: _core.TimedReplay) -> TimedReport:
+def timed_report(timed: _core.TimedReplay, block_size: int) -> TimedReport:
     """Sums and percentiles of what the compiled core has noted."""
     totals = dict(timed.totals())
     request = {name: np.array(timed.request_column(name)) for name in REQUEST_COLUMNS}
@@ -43,6 +43,7 @@ def timed_report(timed: _core.TimedReplay) -> TimedReport:
     reserved = totals["decode_reserved_slots"]
     outputs = request["output_tokens"]
     several = outputs > 1
+    back, again = totals["swapped_in_blocks"], _sum(request["recomputed_tokens"]) / block_size
     return TimedReport(
         seconds=totals["seconds"],
         steps=int(totals["steps"]),
@@ -53,15 +54,20 @@ def timed_report(timed: _core.TimedReplay) -> TimedReport:
         output_tokens_per_second=int(outputs.sum()) / max(totals["seconds"], 1e-12),
         computed_tokens=int(totals["computed_tokens"]),
         refused=int(totals["refused"]),
+        cut=int(totals["cut"]),
+        cut_tokens=int(totals["cut_tokens"]),
+        hit_rate_device=totals["hit_tokens"] / max(1.0, totals["queried_tokens"]),
+        hit_rate_host=back / (back + again) if back + again else math.nan,
         mean_running=_mean(point["running"], seconds),
         max_running=int(totals["max_running"]),
         kv_usage=_mean(point["reserved_slots"], seconds) / slots,
-        waste=1 - totals["decode_held_tokens"] / reserved if reserved else math.nan,
+        waste=1 - totals["decode_held_slots"] / reserved if reserved else math.nan,
         external_fragmentation=_sum(point["broken_slots"] * seconds) / free if free > 0 else 0.0,
         preemptions=int(request["preemptions"].sum()),
         preempting_steps=int(totals["preempting_steps"]),
         recomputed_tokens=int(request["recomputed_tokens"].sum()),
-        swapped_blocks=int(totals["swapped_blocks"]),
+        swapped_blocks=int(totals["swapped_out_blocks"] + back),
+        swapped_in_blocks=int(back),
         stalled_seconds=_sum(request["stalled_seconds"]),
         lookups=Lookups(**{name: int(totals[name]) for name in Lookups.__dataclass_fields__}),
         series=TimeSeries(

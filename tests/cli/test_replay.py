@@ -49,7 +49,16 @@ def test_a_sweep_prints_a_line_for_each_combination(capsys: pytest.CaptureFixtur
 
 
 def test_memory_may_be_given_in_bytes(capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["--serial", "--kv-memory-bytes", "1GiB", "--sweep", "kv_dtype=bfloat16,int8", "--json"]
+    arguments = [
+        "--serial",
+        "--kv-memory-bytes",
+        "1GiB",
+        "--model",
+        "llama-3.1-8b",
+        "--sweep",
+        "kv_dtype=bfloat16,int8",
+        "--json",
+    ]
     blocks = [json.loads(line)["num_blocks"] for line in run(capsys, AGENTS, *arguments).splitlines()]
     assert blocks == [2**30 // (131_072 * 64), 2**30 // ((65_536 + 2_048) * 64)]
 

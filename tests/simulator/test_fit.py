@@ -34,7 +34,7 @@ def simulated_run(tmp_path: Path) -> Path:
         num_blocks=601, watermark=0.0, admission="watermark", enable_prefix_caching=False, max_num_seqs=32
     )
     timed = read_trace(path).native.replay_timed(
-        config, TRUTH, allocator="paged", knows_outputs=False, speed=1.0, concurrency=None
+        config, TRUTH, allocator="paged", knows_outputs=False, retention="none", speed=1.0, concurrency=None
     )
     first, ended = timed.request_column("first_token"), timed.request_column("ended")
     for row, arrival, first_token, last_token in zip(

@@ -128,7 +128,7 @@ def test_knowledge_is_worth_something_and_the_bounds_hold() -> None:
         ({"num_blocks": 8, "kv_memory_bytes": 8}, "exactly one"),
         (
             {"num_blocks": 8, "policy": "fifo"},
-            "policy is 'fifo': allowed are lru, session_end, session_idle, dead, opt",
+            "policy is 'fifo': allowed are lru, segmented_lru, session_end, session_idle, dead, opt",
         ),
         ({"num_blocks": 8, "max_num_seqs": 2}, "max_num_seqs: not allowed with serial"),
         ({"num_blocks": 8, "policy": object()}, "policy is <object .* or an object with a method rank"),

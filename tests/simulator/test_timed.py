@@ -90,6 +90,58 @@ def test_a_small_pool_preempts_and_says_what_it_cost() -> None:
     assert swapping.recomputed_tokens < timed.recomputed_tokens
 
 
+def test_the_host_serves_what_preemption_took() -> None:
+    options = {"num_blocks": 1200, "admission": "watermark", "watermark": 0.0, "speed": 4.0}
+    with_host = pykv.replay(TRACES / "chats.csv", **options, preemption="swap", num_host_blocks=4000).timed
+    without = pykv.replay(TRACES / "chats.csv", **options).timed
+    assert with_host is not None
+    assert without is not None
+    assert with_host.hit_rate_host > 0.9
+    assert with_host.swapped_in_blocks == with_host.swapped_blocks / 2
+    assert without.hit_rate_host == 0.0
+    # A copy takes time, and the scheduler weighs it against computing again.
+    auto = {**options, "num_host_blocks": 4000}
+    slow = pykv.replay(
+        TRACES / "chats.csv", **auto, cost="roofline:H100,model=llama-3.1-8b,host_bandwidth=1e6"
+    )
+    assert slow.timed is not None
+    assert slow.timed.swapped_blocks == 0
+
+
+def test_what_is_refused_or_cut_is_counted_and_not_looked_up(write_trace: WriteTrace) -> None:
+    first = (0.0, 64, 40, None, [[0, 4]])
+    path = write_trace([first, (9.0, 64, 4, None, [[0, 4]]), (10.0, 640, 4, None, [[100, 40]])])
+    found = pykv.replay(path, num_blocks=12, max_model_len=80, cost="constant:0.1")
+    timed = found.timed
+    assert timed is not None
+    assert (timed.refused, timed.cut, timed.cut_tokens) == (1, 1, 24)
+    assert found.hit_rate_tokens == timed.hit_rate_device == 48 / 128
+
+
+def test_policies_and_what_is_told_of_sessions_change_what_is_found() -> None:
+    replayer = Replayer(read_trace(TRACES / "agents.jsonl"))
+    rates = {
+        retention: replayer.run(num_blocks=400, retention=retention).hit_rate_blocks
+        for retention in ("none", "session_end", "next_turn", "session_idle", "ttl:5")
+    }
+    assert rates["session_end"] > rates["none"]
+    assert rates["next_turn"] > rates["none"]
+    assert len(set(rates.values())) >= 3
+    lru, segmented = (replayer.run(num_blocks=400, policy=name) for name in ("lru", "segmented_lru"))
+    assert lru.hit_rate_blocks != segmented.hit_rate_blocks
+    assert (segmented.policy, replayer.run(num_blocks=400, retention="ttl:60").retention) == (
+        "segmented_lru",
+        "ttl:60",
+    )
+
+
+def test_what_was_not_given_is_said() -> None:
+    default = pykv.replay(TRACES / "chats.csv", num_blocks=900)
+    assert default.assumed == ("a step costs what roofline:H100,model=llama-3.1-8b says",)
+    assert default.to_json()["assumed"] == default.assumed
+    assert pykv.replay(TRACES / "chats.csv", num_blocks=900, cost="constant:1").assumed == ()
+
+
 def test_more_load_means_longer_waiting() -> None:
     replayer = Replayer(read_trace(TRACES / "chats.csv"))
     reports = [replayer.run(num_blocks=1500, concurrency=concurrency).timed for concurrency in (2, 8, 64)]
@@ -128,8 +180,29 @@ def test_a_sweep_is_its_replays_in_order_and_tells_how_far_it_is() -> None:
     ("options", "message"),
     [
         ({"allocator": "buddy"}, "allocator is 'buddy': allowed are paged, contiguous, contiguous-exact"),
-        ({"policy": "opt"}, "policy is 'opt': in virtual time allowed is 'lru'"),
+        ({"policy": "opt"}, "policy is 'opt': in virtual time allowed are 'lru' and 'segmented_lru'"),
         ({"speed": 0.0}, "speed is 0"),
+        ({"retention": "for ever"}, "retention is for ever: allowed is none, session_end"),
+        ({"retention": "ttl:-3"}, "retention is ttl:-3"),
+        ({"retention": "session_idle", "concurrency": 4}, "retention is a rule of times"),
+        ({"retention": 3}, "retention is 3: allowed is the name of a rule"),
+        ({"knows_outputs": 1}, "knows_outputs is 1: allowed are True and False"),
+        ({"allocator": "contiguous", "watermark": 0.1}, "watermark: not allowed with allocator 'contiguous'"),
+        ({"allocator": "contiguous", "policy": "segmented_lru"}, "policy: not allowed with allocator"),
+        (
+            {"allocator": "contiguous-exact", "knows_outputs": True},
+            "knows_outputs: not allowed with allocator",
+        ),
+        (
+            {"allocator": "contiguous", "num_host_blocks": 9, "preemption": "swap"},
+            "num_host_blocks, preemption: not",
+        ),
+        (
+            {"allocator": "contiguous", "admission": "watermark", "max_passes": 0},
+            "admission, max_passes: not",
+        ),
+        ({"allocator": "contiguous", "max_chunk_tokens": 9}, "max_chunk_tokens: not"),
+        ({"allocator": "contiguous", "retention": "none"}, "retention: not"),
         ({"speed": 1e300}, r"speed is 1e\+300: allowed is a number from 1e-6 to 1e6"),
         ({"speed": float("nan")}, "speed is nan"),
         ({"cost": 3}, "cost is 3: allowed is a CostModel, or a text"),

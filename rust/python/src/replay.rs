@@ -2,11 +2,12 @@
 
 use pykv_core::policy::order::QueueOrder;
 use pykv_core::policy::preemption::PreemptionMode;
+use pykv_core::prefix::eviction::eviction_policy;
 use pykv_core::scheduler::AdmissionPolicy;
-use pykv_core::{Result as CoreResult, SchedulerConfig};
+use pykv_core::{LayerGroup, Result as CoreResult, SchedulerConfig};
 use pykv_replay::recorded::trace_of_recording;
 use pykv_replay::serial::{self, Hits, Policy, Ranking, Use};
-use pykv_replay::timed::{self, Allocator, Arrivals, Outcome, Point, Served};
+use pykv_replay::timed::{self, Allocator, Arrivals, Outcome, Point, Retention, Served, Told};
 use pykv_replay::trace::Columns;
 use pyo3::buffer::PyBuffer;
 use pyo3::prelude::*;
@@ -56,6 +57,8 @@ struct Options {
     enable_prefix_caching: bool,
     max_queued_requests: usize,
     max_queued_tokens: Option<usize>,
+    groups: Vec<Option<usize>>,
+    eviction: String,
 }
 
 impl Options {
@@ -77,9 +80,15 @@ impl Options {
             enable_prefix_caching: self.enable_prefix_caching,
             max_queued_requests: self.max_queued_requests,
             max_queued_tokens: self.max_queued_tokens.unwrap_or(usize::MAX),
+            groups: self.groups.into_iter().map(group).collect(),
+            eviction: eviction_policy(&self.eviction)?,
             ..SchedulerConfig::default()
         })
     }
+}
+
+fn group(window: Option<usize>) -> LayerGroup {
+    window.map_or(LayerGroup::Full, |tokens| LayerGroup::Window { tokens })
 }
 
 /// The fields of `pykv.CostModel`, by name.
@@ -90,7 +99,12 @@ struct CostModel {
     per_token: f64,
     per_pair: f64,
     weights: f64,
+    experts: f64,
+    expert_share: f64,
     per_context_token: f64,
+    window: usize,
+    per_window_pair: f64,
+    per_window_token: f64,
     per_swapped_block: f64,
     overlaps: bool,
 }
@@ -103,7 +117,12 @@ impl From<CostModel> for timed::CostModel {
             per_token,
             per_pair,
             weights,
+            experts,
+            expert_share,
             per_context_token,
+            window,
+            per_window_pair,
+            per_window_token,
             per_swapped_block,
             overlaps,
         } = model;
@@ -113,7 +132,12 @@ impl From<CostModel> for timed::CostModel {
             per_token,
             per_pair,
             weights,
+            experts,
+            expert_share,
             per_context_token,
+            window,
+            per_window_pair,
+            per_window_token,
             per_swapped_block,
             overlaps,
         }
@@ -194,6 +218,11 @@ impl Trace {
         self.core.block_size()
     }
 
+    /// The tokens of each prompt and of each output, in the order of the trace.
+    fn lengths(&self) -> (Vec<u32>, Vec<u32>) {
+        self.core.requests().iter().map(|request| (request.prompt_tokens, request.output_tokens)).unzip()
+    }
+
     #[getter]
     fn num_prompt_tokens(&self) -> usize {
         self.core.num_prompt_tokens()
@@ -211,7 +240,7 @@ impl Trace {
     }
 
     /// A replay in virtual time.
-    #[pyo3(signature = (config, cost, *, allocator, knows_outputs, speed, concurrency))]
+    #[pyo3(signature = (config, cost, *, allocator, knows_outputs, retention, speed, concurrency))]
     #[expect(clippy::too_many_arguments, reason = "one argument an option, named at the only call")]
     fn replay_timed(
         &self,
@@ -220,6 +249,7 @@ impl Trace {
         cost: CostModel,
         allocator: &str,
         knows_outputs: bool,
+        retention: &str,
         speed: f64,
         concurrency: Option<usize>,
     ) -> PyResult<TimedReplay> {
@@ -232,7 +262,8 @@ impl Trace {
                 signal = Python::attach(|py| py.check_signals());
                 signal.is_ok()
             };
-            allocator.replay(&self.core, config.config()?, knows_outputs, &cost.into(), arrivals, goes_on)
+            let told = Told { outputs: knows_outputs, retention: Retention::from_name(retention)? };
+            allocator.replay(&self.core, config.config()?, told, &cost.into(), arrivals, goes_on)
         });
         signal?;
         Ok(TimedReplay { core: core.map_err(|error| exception(&error))? })

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`trace`] | requests with arrivals, lengths and the blocks of their prompts, by number |
 //! | [`recorded`] | a recording of a scheduler as a trace |
+//! | [`gaps`] | the rule by which the end of a session is guessed |
 //! | [`future`] | when each block is used next |
 //! | [`serial`] | one request at a time: hit rates of a policy beside the two bounds |
 //! | [`timed`] | virtual time: latencies, throughput and memory under a cost model |
@@ -14,6 +15,7 @@
 #![forbid(unsafe_code)]
 
 pub mod future;
+pub mod gaps;
 pub mod recorded;
 pub mod serial;
 pub mod timed;

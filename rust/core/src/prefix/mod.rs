@@ -178,18 +178,30 @@ impl PrefixCache {
     /// # Errors
     /// [`Error::InvalidConfig`] if the policy would not keep leaves first, or a share is out of its range.
     pub fn with_options(pool: BlockPool, groups: &[LayerGroup], options: CacheOptions) -> Result<Self> {
+        let key_size = pool.block_size();
+        Self::checked(pool, groups, key_size, options)
+    }
+
+    /// As [`with_options`](Self::with_options), for symbolic blocks: a block's first token stands for all its tokens, and
+    /// only that one is looked at. For whoever knows what is equal without having the tokens, as a replay of a trace does.
+    ///
+    /// # Errors
+    /// Those of `with_options`.
+    pub fn symbolic(pool: BlockPool, groups: &[LayerGroup], options: CacheOptions) -> Result<Self> {
+        Self::checked(pool, groups, BlockSize::ONE, options)
+    }
+
+    fn checked(
+        pool: BlockPool,
+        groups: &[LayerGroup],
+        key_size: BlockSize,
+        options: CacheOptions,
+    ) -> Result<Self> {
         check_policy(options.eviction)?;
         if !(0.0..=1.0).contains(&options.tenant_share) {
             return Err(Error::config("tenant_cache_share", options.tenant_share, "0 to 1"));
         }
-        let key_size = pool.block_size();
         Ok(Self::build(pool, groups, key_size, options))
-    }
-
-    /// As [`with_groups`](Self::with_groups), for symbolic blocks: a block's first token stands for all its tokens, and
-    /// only that one is looked at. For whoever knows what is equal without having the tokens, as a replay of a trace does.
-    pub fn symbolic(pool: BlockPool, groups: &[LayerGroup], hash: HashOptions) -> Self {
-        Self::build(pool, groups, BlockSize::ONE, CacheOptions { hash, ..CacheOptions::default() })
     }
 
     fn build(pool: BlockPool, groups: &[LayerGroup], key_size: BlockSize, options: CacheOptions) -> Self {

@@ -4,8 +4,8 @@ use crate::error::{Error, Result};
 use crate::groups::{LayerGroup, longest};
 use crate::policy::order::QueueOrder;
 use crate::policy::preemption::PreemptionMode;
-use crate::prefix::PinQuota;
 use crate::prefix::eviction::{EvictionPolicy, Lru, POLICIES};
+use crate::prefix::{CacheOptions, HashOptions, PinQuota};
 use crate::units::BlockSize;
 
 /// When a waiting sequence may start.
@@ -157,6 +157,18 @@ impl SchedulerConfig {
     /// Columns of the block tables: the blocks of the longest sequence.
     pub fn max_blocks_per_seq(&self) -> usize {
         self.cap().div_ceil(self.block_size.max(1))
+    }
+
+    /// What the cache is told of it.
+    pub(super) fn cache_options(&self) -> CacheOptions {
+        CacheOptions {
+            hash: HashOptions { seed: self.hash_seed, mask: self.hash_mask },
+            eviction: self.eviction,
+            tenant_share: self.tenant_cache_share,
+            pin_quota: self.pin_quota,
+            max_events: self.max_kv_events,
+            tells_other_scopes: self.report_other_scopes,
+        }
     }
 
     /// Blocks that an admission leaves untouched.

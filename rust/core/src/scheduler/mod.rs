@@ -49,7 +49,7 @@ use crate::policy::length::OutputEstimate;
 use crate::policy::order::{QueueOrder, VirtualTime, priority_rank};
 use crate::policy::preemption::Costs;
 use crate::pool::BlockPool;
-use crate::prefix::{CacheOptions, HashOptions, Media, PrefixCache, Retention, ScopeId};
+use crate::prefix::{Media, PrefixCache, Retention, ScopeId};
 use crate::table::BlockTable;
 use crate::units::{BlockSize, RequestId, Row};
 use buffers::Identity;
@@ -115,17 +115,9 @@ impl Scheduler {
         config.validate()?;
         let block_size = BlockSize::new(config.block_size)?;
         let pool = BlockPool::new(config.num_blocks, block_size)?;
-        let options = CacheOptions {
-            hash: HashOptions { seed: config.hash_seed, mask: config.hash_mask },
-            eviction: config.eviction,
-            tenant_share: config.tenant_cache_share,
-            pin_quota: config.pin_quota,
-            max_events: config.max_kv_events,
-            tells_other_scopes: config.report_other_scopes,
-        };
         Ok(Self {
             block_size,
-            cache: PrefixCache::with_options(pool, &config.groups, options)?,
+            cache: PrefixCache::with_options(pool, &config.groups, config.cache_options())?,
             host: (config.num_host_blocks > 1)
                 .then(|| BlockPool::new(config.num_host_blocks, block_size))
                 .transpose()?,

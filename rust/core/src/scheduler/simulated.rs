@@ -4,7 +4,7 @@
 use super::step::Plan;
 use super::{Scheduler, SchedulerConfig};
 use crate::error::Result;
-use crate::prefix::{HashOptions, PrefixCache};
+use crate::prefix::PrefixCache;
 use crate::units::RequestId;
 
 /// One batch row of the step in flight.
@@ -27,9 +27,9 @@ impl Scheduler {
     /// Those of [`Scheduler::new`].
     pub fn symbolic(config: SchedulerConfig) -> Result<Self> {
         let mut scheduler = Self::new(config)?;
-        let options = HashOptions { seed: scheduler.config.hash_seed, mask: scheduler.config.hash_mask };
-        scheduler.cache =
-            PrefixCache::symbolic(scheduler.cache.pool().clone(), &scheduler.config.groups, options);
+        let pool = scheduler.cache.pool().clone();
+        let options = scheduler.config.cache_options();
+        scheduler.cache = PrefixCache::symbolic(pool, &scheduler.config.groups, options)?;
         Ok(scheduler)
     }
 

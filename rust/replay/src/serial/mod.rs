@@ -5,15 +5,15 @@
 
 mod bounds;
 mod ended;
-mod least_recent;
 mod policy;
+mod production;
 mod ranked;
 mod sessions;
 
 pub use bounds::{infinite, optimum};
 pub use ended::UnusedAgain;
-pub use least_recent::least_recent;
 pub use policy::Policy;
+pub use production::production;
 pub use ranked::{Ranking, Use, ranked};
 pub use sessions::{End, SessionEnds};
 

@@ -1,23 +1,24 @@
 //! The policies by name.
 
+use pykv_core::prefix::eviction::{EvictionPolicy, POLICIES, eviction_policy};
 use pykv_core::{Error, Result};
 
-use super::{End, Hits, SessionEnds, UnusedAgain, least_recent, optimum, ranked};
+use super::{End, Hits, SessionEnds, UnusedAgain, optimum, production, ranked};
+use crate::gaps::IDLE_GAPS;
 use crate::trace::Trace;
 
-/// Gaps after which an idle session is taken for over.
-const IDLE: End = End::Idle { gaps: 8.0 };
+const IDLE: End = End::Idle { gaps: IDLE_GAPS };
 
 /// Which cached block makes room.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug)]
 pub enum Policy {
-    /// The production tree's own order: the leaf that was used least recently.
-    Lru,
-    /// As `Lru`, but blocks of which it is known that all sessions that used them are over go first.
+    /// One of the production tree.
+    Production(&'static dyn EvictionPolicy),
+    /// As `lru`, but blocks of which it is known that all sessions that used them are over go first.
     SessionEnd,
-    /// As `Lru`, but blocks of which it is guessed that all sessions that used them are over go first.
+    /// As `lru`, but blocks of which it is guessed that all sessions that used them are over go first.
     SessionIdle,
-    /// As `Lru`, but blocks of which it is known that nobody uses them again go first.
+    /// As `lru`, but blocks of which it is known that nobody uses them again go first.
     Dead,
     /// What is used again last: the most that any policy finds.
     Opt,
@@ -30,12 +31,15 @@ impl Policy {
     /// [`Error::InvalidConfig`] for an unknown name.
     pub fn from_name(name: &str) -> Result<Self> {
         match name {
-            "lru" => Ok(Self::Lru),
             "session_end" => Ok(Self::SessionEnd),
             "session_idle" => Ok(Self::SessionIdle),
             "dead" => Ok(Self::Dead),
             "opt" => Ok(Self::Opt),
-            _ => Err(Error::config("policy", name, "lru, session_end, session_idle, dead or opt")),
+            _ => eviction_policy(name).map(Self::Production).map_err(|_| {
+                let production = POLICIES.map(EvictionPolicy::name).join(", ");
+                let allowed = format!("{production}, session_end, session_idle, dead or opt");
+                Error::config("policy", name, allowed)
+            }),
         }
     }
 
@@ -45,7 +49,7 @@ impl Policy {
     /// [`Error::InvalidConfig`] if such a cache cannot be.
     pub fn replay(self, trace: &Trace, num_blocks: usize) -> Result<Hits> {
         match self {
-            Self::Lru => least_recent(trace, num_blocks),
+            Self::Production(policy) => production(trace, num_blocks, policy),
             Self::SessionEnd => {
                 let Ok(hits) = ranked(trace, num_blocks, &mut SessionEnds::new(trace, End::Told));
                 Ok(hits)

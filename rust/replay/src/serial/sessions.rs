@@ -6,6 +6,7 @@ use std::convert::Infallible;
 
 use super::ended::OVER;
 use super::ranked::{Ranking, Use};
+use crate::gaps::Gaps;
 use crate::trace::{BlockNumber, Run, Trace};
 
 /// How it is known that a session is over.
@@ -46,24 +47,6 @@ struct Session {
     /// What it counts as a user of.
     used: Vec<Run>,
     gaps: Gaps,
-}
-
-/// Times between the requests of a session.
-#[derive(Clone, Copy, Debug, Default)]
-struct Gaps {
-    seconds: f64,
-    count: u32,
-}
-
-impl Gaps {
-    fn add(&mut self, seconds: f64) {
-        self.seconds += seconds;
-        self.count += 1;
-    }
-
-    fn mean(self) -> Option<f64> {
-        (self.count > 0).then(|| self.seconds / f64::from(self.count))
-    }
 }
 
 /// Marks a block as used by a request that belongs to no session.

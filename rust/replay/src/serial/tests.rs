@@ -4,6 +4,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::convert::Infallible;
 
 use proptest::prelude::*;
+use pykv_core::prefix::eviction::Lru;
 
 use super::*;
 use crate::trace::{BlockNumber, Request, Run};
@@ -17,6 +18,10 @@ pub(crate) fn trace_of(prompts: &[&[BlockNumber]]) -> Trace {
         trace.push(request, prompt.iter().map(|&start| Run { start, length: 1 })).unwrap();
     }
     trace
+}
+
+fn least_recent(trace: &Trace, num_blocks: usize) -> pykv_core::Result<Hits> {
+    production(trace, num_blocks, &Lru)
 }
 
 struct LeastRecent;

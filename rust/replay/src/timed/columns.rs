@@ -6,18 +6,23 @@ use super::{Outcome, Point, Served};
 
 impl Outcome {
     /// All totals.
-    pub fn totals(&self) -> [(&'static str, f64); 15] {
+    pub fn totals(&self) -> [(&'static str, f64); 20] {
         let lookups = self.lookups;
         [
             ("refused", self.refused as f64),
+            ("cut", self.cut as f64),
+            ("cut_tokens", self.cut_tokens as f64),
+            ("queried_tokens", self.queried_tokens as f64),
+            ("hit_tokens", self.hit_tokens as f64),
             ("steps", self.steps as f64),
             ("preempting_steps", self.preempting_steps as f64),
             ("computed_tokens", self.computed_tokens as f64),
             ("seconds", self.seconds),
             ("decode_reserved_slots", self.decode_reserved_slots as f64),
-            ("decode_held_tokens", self.decode_held_tokens as f64),
+            ("decode_held_slots", self.decode_held_slots as f64),
             ("max_running", self.max_running as f64),
-            ("swapped_blocks", self.swapped_blocks as f64),
+            ("swapped_out_blocks", self.swapped_out_blocks as f64),
+            ("swapped_in_blocks", self.swapped_in_blocks as f64),
             ("total_slots", self.total_slots as f64),
             ("hit", lookups.hit as f64),
             ("never_seen", lookups.never_seen as f64),

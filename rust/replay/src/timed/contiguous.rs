@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use pykv_core::Result;
 
-use super::engine::{Ended, Engine, Memory, Row};
+use super::engine::{Ended, Engine, Memory, Row, Swaps};
 use super::first_fit::FirstFit;
 use crate::trace::{Request, Run};
 
@@ -90,7 +90,7 @@ impl Engine for Contiguous {
         Ok(fits)
     }
 
-    fn begin(&mut self, _: f64) -> Result<Option<usize>> {
+    fn begin(&mut self, _: f64) -> Result<Option<Swaps>> {
         self.start_waiting();
         let mut budget = self.limits.max_num_batched_tokens;
         let decodes = |sequence: &Sequence| sequence.num_tokens - sequence.num_computed == 1;
@@ -100,7 +100,7 @@ impl Engine for Contiguous {
                 budget -= sequence.num_planned;
             }
         }
-        Ok((!self.running.is_empty()).then_some(0))
+        Ok((!self.running.is_empty()).then_some(Swaps::default()))
     }
 
     fn rows(&self, rows: &mut Vec<Row>) {
@@ -111,6 +111,7 @@ impl Engine for Contiguous {
             num_tokens: sequence.num_planned,
             samples: sequence.num_computed + sequence.num_planned == sequence.num_tokens,
             reserved_slots: sequence.reserved,
+            held_slots: sequence.num_computed + sequence.num_planned,
         }));
     }
 

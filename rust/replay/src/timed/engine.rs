@@ -15,8 +15,19 @@ pub struct Row {
     pub num_tokens: usize,
     /// Whether a token is sampled after them.
     pub samples: bool,
-    /// Slots that are kept for the request.
+    /// Slots that are kept for the request, over all layer groups.
     pub reserved_slots: usize,
+    /// Those of them that hold a token after the step.
+    pub held_slots: usize,
+}
+
+/// Blocks that a step copies.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Swaps {
+    /// To the host.
+    pub out: usize,
+    /// Back from it.
+    pub back: usize,
 }
 
 /// The memory at one moment.
@@ -66,11 +77,11 @@ pub trait Engine {
     /// Those of a broken scheduler.
     fn submit(&mut self, place: usize, request: &Request, runs: &[Run]) -> Result<bool>;
 
-    /// Begins a step. Returns how many blocks it copies to and from the host, or none if there is nothing to do.
+    /// Begins a step. Returns what it copies to and from the host, or none if there is nothing to do.
     ///
     /// # Errors
     /// Those of a broken scheduler.
-    fn begin(&mut self, now: f64) -> Result<Option<usize>>;
+    fn begin(&mut self, now: f64) -> Result<Option<Swaps>>;
 
     /// The batch rows of the step in flight.
     fn rows(&self, rows: &mut Vec<Row>);

@@ -8,14 +8,16 @@ mod engine;
 mod first_fit;
 mod misses;
 mod paged;
+mod retention;
 mod series;
 
-pub use allocator::Allocator;
+pub use allocator::{Allocator, Told};
 pub use contiguous::{Contiguous, Limits, Reservation};
 pub use cost::{CostModel, Work};
-pub use engine::{Ended, Engine, Memory, Row};
+pub use engine::{Ended, Engine, Memory, Row, Swaps};
 pub use misses::Lookups;
 pub use paged::Paged;
+pub use retention::Retention;
 pub use series::Point;
 
 use misses::History;
@@ -65,6 +67,14 @@ pub struct Outcome {
     pub requests: Vec<Served>,
     /// Requests that could never run.
     pub refused: usize,
+    /// Requests that ended at the context cap, before their output was whole.
+    pub cut: usize,
+    /// Tokens that these did not get.
+    pub cut_tokens: u64,
+    /// Tokens of the prompts that were looked up: of all that started.
+    pub queried_tokens: u64,
+    /// Those of them that were found.
+    pub hit_tokens: u64,
     /// Steps.
     pub steps: u64,
     /// Steps in which somebody was preempted.
@@ -76,13 +86,15 @@ pub struct Outcome {
     /// Of each decode: slots that were kept for it, added up.
     pub decode_reserved_slots: u64,
     /// Of each decode: those of them that held a token, added up.
-    pub decode_held_tokens: u64,
+    pub decode_held_slots: u64,
     /// Requests that ran at once at most.
     pub max_running: usize,
     /// Slots of the memory.
     pub total_slots: usize,
-    /// Blocks copied to and from the host.
-    pub swapped_blocks: u64,
+    /// Blocks copied to the host.
+    pub swapped_out_blocks: u64,
+    /// Blocks copied back from it.
+    pub swapped_in_blocks: u64,
     /// Blocks of the prompts, by what the lookup gave.
     pub lookups: Lookups,
     /// Over time.
@@ -115,7 +127,7 @@ pub fn replay(
         }
         run.submit(engine)?;
         match engine.begin(run.now)? {
-            Some(swapped_blocks) => run.step(engine, cost, swapped_blocks)?,
+            Some(swaps) => run.step(engine, cost, swaps)?,
             None if run.submitted == trace.requests().len() => return Ok(run.finish()),
             None => run.now = run.now.max(arrivals.time(&trace.requests()[run.submitted])),
         }
@@ -208,13 +220,13 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    fn step(&mut self, engine: &mut impl Engine, cost: &CostModel, swapped_blocks: usize) -> Result<()> {
+    fn step(&mut self, engine: &mut impl Engine, cost: &CostModel, swaps: Swaps) -> Result<()> {
         let mut rows = std::mem::take(&mut self.rows);
         rows.clear();
         engine.rows(&mut rows);
-        let mut work = Work { swapped_blocks: swapped_blocks as u64, ..Work::default() };
+        let mut work = Work { swapped_blocks: (swaps.out + swaps.back) as u64, ..Work::default() };
         for row in &rows {
-            work.add(row.num_computed, row.num_tokens);
+            work.add(row.num_computed, row.num_tokens, cost.window);
             self.look(row);
         }
         let seconds = cost.seconds(work);
@@ -225,7 +237,8 @@ impl<'a> Run<'a> {
         self.outcome.preempting_steps += u64::from(memory.preemptions > self.preemptions);
         self.preemptions = memory.preemptions;
         self.outcome.computed_tokens += work.tokens;
-        self.outcome.swapped_blocks += work.swapped_blocks;
+        self.outcome.swapped_out_blocks += swaps.out as u64;
+        self.outcome.swapped_in_blocks += swaps.back as u64;
         self.outcome.total_slots = memory.total_slots;
         self.outcome.max_running = self.outcome.max_running.max(memory.running);
         self.now += seconds;
@@ -239,6 +252,10 @@ impl<'a> Run<'a> {
             served.ended = self.now;
             served.pressure = ended;
             self.num_ended += 1;
+            let wanted = self.trace.requests()[ended.request].output_tokens as usize;
+            let missing = wanted.saturating_sub(served.output_tokens);
+            self.outcome.cut += usize::from(missing > 0);
+            self.outcome.cut_tokens += missing as u64;
         }
         Ok(())
     }
@@ -258,6 +275,8 @@ impl<'a> Run<'a> {
         if served.started.is_nan() {
             served.started = self.now;
             served.cached_tokens = row.num_computed;
+            self.outcome.queried_tokens += u64::from(self.trace.requests()[row.request].prompt_tokens);
+            self.outcome.hit_tokens += row.num_computed as u64;
             self.history.start(self.trace, row.request, row.num_computed);
         }
     }
@@ -268,10 +287,9 @@ impl<'a> Run<'a> {
         let request = &self.trace.requests()[row.request];
         if row.num_computed < request.prompt_tokens as usize {
             self.history.compute(self.trace, row.request, row.num_computed, end);
-        }
-        if row.num_tokens == 1 {
+        } else if row.num_tokens == 1 {
             self.outcome.decode_reserved_slots += row.reserved_slots as u64;
-            self.outcome.decode_held_tokens += end as u64;
+            self.outcome.decode_held_slots += row.held_slots as u64;
         }
         if row.samples {
             let served = &mut self.outcome.requests[row.request];
