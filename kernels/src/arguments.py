@@ -125,19 +125,34 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Workspace:
-    """Where the splits of a decode leave their parts; never read before it is written.
+    """Where the programs of a decode leave their parts; never read before it is written.
 
     Attributes:
-        out: float32 [num_items, num_heads, num_splits, head_dim_v], contiguous.
-        lse: float32 [num_items, num_heads, num_splits], contiguous, in base 2.
+        out: float32 [num_items, num_heads, num_parts, head_dim_v], contiguous: first a part for each split of a
+            sequence's own keys, then one for each split of a shared prefix.
+        lse: float32 [num_items, num_heads, num_parts], contiguous, in base 2.
+        prefixes: int32 [3, num_rows], contiguous, which decodes read a prefix together; None: each reads alone.
+        num_prefix_splits: the last so many parts are of the prefix; 0 without `prefixes`.
     """
 
     out: Tensor
     lse: Tensor
+    prefixes: Tensor | None = None
+    num_prefix_splits: int = 0
+
+    @property
+    def num_parts(self) -> int:
+        return self.lse.shape[2]
 
     @property
     def num_splits(self) -> int:
-        return self.lse.shape[2]
+        """Into how many parts the keys that a sequence reads alone are cut."""
+        return self.num_parts - self.num_prefix_splits
+
+    @property
+    def shared_lengths(self) -> Tensor | None:
+        """int32 [num_rows]: how many keys of each row are read together with other rows'."""
+        return None if self.prefixes is None else self.prefixes[2]
 
 
 def padded(size: int) -> int:

@@ -8,12 +8,16 @@ from torch import Tensor
 from pykv.kernels.arguments import Batch, Caches, Result, Rule, Workspace, padded, query_rows
 from pykv.kernels.decode import decode_every_token, decode_single_rows
 from pykv.kernels.decode_reduce import reduce_every_token, reduce_single_rows
+from pykv.kernels.find_prefixes import FEWEST_SHARED, find_prefixes
 from pykv.kernels.prefill import launch_prefill
+from pykv.kernels.shared_prefix import launch_shared_prefix
 from pykv.kernels.splits import choose_num_splits
 from pykv.kernels.target import current_target
 from pykv.kernels.tile_config import TileConfig, TileShape, decode_config, prefill_config
 
 __all__ = ["allocate_workspace", "attend"]
+
+_PREFIX_ROWS = 64  # query rows that read a shared prefix together
 
 
 def attend(
@@ -30,34 +34,64 @@ def attend(
     if query.shape[0] == 0:
         return
     config = _decode_config(query, caches)
-    if query.shape[0] <= batch.num_rows:
-        decode_every_token(query, caches, batch, rule, result, workspace, config)
-        if workspace is not None:
-            reduce_every_token(workspace, batch, rule, result)
-        return
-    launch_prefill(query, caches, batch, rule, result, _prefill_config(query, caches, batch))
-    decode_single_rows(query, caches, batch, rule, result, workspace, config)
-    if workspace is not None:
-        reduce_single_rows(workspace, batch, rule, result)
-
-
-def allocate_workspace(query: Tensor, caches: Caches, batch: Batch, rule: Rule) -> Workspace | None:
-    """The workspace of such a call; None where no sequence is split."""
-    num_items = min(query.shape[0], batch.num_rows)
-    positions = batch.num_columns * caches.block_size
-    tile = _decode_config(query, caches).tile
-    num_splits = choose_num_splits(
-        current_target(query.device),
-        num_programs=max(1, num_items * caches.num_kv_heads),
-        num_tiles=-(-(min(positions, rule.window + tile) if rule.window else positions) // tile),
-        head_dim=padded(caches.head_dim_v),
+    by_row = query.shape[0] > batch.num_rows
+    if by_row:
+        launch_prefill(query, caches, batch, rule, result, _prefill_config(query, caches, batch))
+    if workspace is not None and workspace.prefixes is not None:
+        find_prefixes(workspace.prefixes, batch, rule, caches.block_size, config.tile)
+        prefix_config = _prefix_config(query, caches)
+        launch_shared_prefix(query, caches, batch, rule, workspace, prefix_config, by_row=by_row)
+    decode, reduce = (
+        (decode_single_rows, reduce_single_rows) if by_row else (decode_every_token, reduce_every_token)
     )
-    if num_splits == 1:
+    decode(query, caches, batch, rule, result, workspace, config)
+    if workspace is not None:
+        reduce(workspace, batch, rule, result)
+
+
+def allocate_workspace(
+    query: Tensor, caches: Caches, batch: Batch, rule: Rule, *, share_prefixes: bool = False
+) -> Workspace | None:
+    """The workspace of such a call; None where no sequence is split and none can share.
+
+    Args:
+        share_prefixes: whether decodes whose tables begin with the same blocks read these together. It takes two more
+            launches, which is why the caller says where it may pay.
+    """
+    num_items = min(query.shape[0], batch.num_rows)
+    shares = share_prefixes and _can_share(query, caches, batch, rule)
+    num_splits = _num_splits(query, caches, batch, rule, num_items, shares)
+    num_prefix_splits = 0
+    if shares:
+        rows = query_rows(query.shape[1] // caches.num_kv_heads)
+        packs = -(-batch.num_rows * rows // _prefix_config(query, caches).rows)
+        num_prefix_splits = _num_splits(query, caches, batch, rule, packs, shares)
+    if num_splits + num_prefix_splits == 1:
         return None
-    sizes = (num_items, query.shape[1], num_splits)
+    sizes = (num_items, query.shape[1], num_splits + num_prefix_splits)
     return Workspace(
         out=query.new_empty((*sizes, caches.head_dim_v), dtype=torch.float32),
         lse=query.new_empty(sizes, dtype=torch.float32),
+        prefixes=query.new_empty((3, batch.num_rows), dtype=torch.int32) if shares else None,
+        num_prefix_splits=num_prefix_splits,
+    )
+
+
+def _can_share(query: Tensor, caches: Caches, batch: Batch, rule: Rule) -> bool:
+    seen = batch.num_columns * caches.block_size
+    seen = min(seen, rule.window) if rule.window else seen
+    return batch.num_rows > 1 and query.shape[0] > 1 and seen >= FEWEST_SHARED
+
+
+def _num_splits(query: Tensor, caches: Caches, batch: Batch, rule: Rule, num_items: int, shares: bool) -> int:
+    """Into how many parts `num_items` programs a KV head should cut their keys."""
+    positions = batch.num_columns * caches.block_size
+    tile = _decode_config(query, caches).tile
+    return choose_num_splits(
+        current_target(query.device),
+        num_programs=max(1, num_items * caches.num_kv_heads),
+        num_tiles=-(-(min(positions, rule.window + tile) if rule.window else positions) // tile),
+        head_dim=padded(caches.head_dim_v) * (2 if shares else 1),  # the reduction holds both kinds of parts
     )
 
 
@@ -70,6 +104,12 @@ def _prefill_config(query: Tensor, caches: Caches, batch: Batch) -> TileConfig:
     group = query.shape[1] // caches.num_kv_heads
     average = -(-query.shape[0] // max(1, batch.num_rows)) * group
     return prefill_config(current_target(query.device), _tile_shape(caches, query_rows(group)), average)
+
+
+def _prefix_config(query: Tensor, caches: Caches) -> TileConfig:
+    """As many rows as one warp group multiplies at once."""
+    rows = query_rows(query.shape[1] // caches.num_kv_heads)
+    return prefill_config(current_target(query.device), _tile_shape(caches, rows), _PREFIX_ROWS)
 
 
 def _tile_shape(caches: Caches, rows: int) -> TileShape:

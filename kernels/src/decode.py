@@ -1,10 +1,10 @@
 """Decode: attention of single tokens; a grid of (token, KV head, split), each split a part of the keys.
 
 The query heads of a KV head share its program, so that every key and value is read once. A split that has no keys
-leaves -inf and returns; `decode_reduce` merges the splits.
+leaves -inf and returns; `decode_reduce` merges the splits. What several tokens share, `shared_prefix` reads for them.
 """
 # mypy: allow-untyped-defs, allow-untyped-decorators, allow-untyped-calls
-# ruff: noqa: N803
+# ruff: noqa: N803, SIM102
 
 from __future__ import annotations
 
@@ -70,6 +70,7 @@ def _launch(
 ) -> None:
     num_items = batch.num_rows if by_row else query.shape[0]
     num_splits = 1 if workspace is None else workspace.num_splits
+    num_parts = 1 if workspace is None else workspace.num_parts
     target = current_target(query.device)
     form = caches.format(target)
     key_cache, value_cache = caches.as_read(form)
@@ -80,6 +81,7 @@ def _launch(
         result.lse,
         None if workspace is None else workspace.out,
         None if workspace is None else workspace.lse,
+        None if workspace is None else workspace.shared_lengths,
         query,
         key_cache,
         value_cache,
@@ -110,6 +112,7 @@ def _launch(
         BLOCK_SIZE=caches.block_size,
         TILE=config.tile,
         NUM_SPLITS=num_splits,
+        NUM_PARTS=num_parts,
         HAS_WINDOW=rule.window > 0,
         HAS_CAP=rule.softcap > 0,
         FORMAT=int(form),
@@ -124,7 +127,8 @@ def _launch(
 
 @triton.jit
 def decode_kernel(
-    out_ptr, lse_ptr, partial_out_ptr, partial_lse_ptr, query_ptr, key_ptr, value_ptr, scales_ptr,
+    out_ptr, lse_ptr, partial_out_ptr, partial_lse_ptr, shared_lengths_ptr,
+    query_ptr, key_ptr, value_ptr, scales_ptr,
     block_tables_ptr, seq_lens_ptr, query_starts_ptr, table_rows_ptr, sinks_ptr,
     num_rows, num_columns, scale, softcap, window,
     query_stride_token, query_stride_head, out_stride_token, out_stride_head,
@@ -134,7 +138,7 @@ def decode_kernel(
     table_stride,
     BY_ROW: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr,
     HEAD_DIM_K: tl.constexpr, HEAD_DIM_V: tl.constexpr, PADDED_K: tl.constexpr, PADDED_V: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, NUM_SPLITS: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, NUM_SPLITS: tl.constexpr, NUM_PARTS: tl.constexpr,
     HAS_WINDOW: tl.constexpr, HAS_CAP: tl.constexpr, FORMAT: tl.constexpr, DTYPE: tl.constexpr,
     PRECISION: tl.constexpr, SAME_STRIDES: tl.constexpr,
 ):  # fmt: skip
@@ -153,8 +157,11 @@ def decode_kernel(
         query_starts_ptr, seq_lens_ptr, table_rows_ptr, row, token, num_rows, num_columns * BLOCK_SIZE
     )
 
-    # [begin, length) is what the token sees; whole tiles of it are dealt out to the splits.
+    # [begin, length) is what the token sees and nobody reads for it; whole tiles of it are dealt out to the splits.
     begin = tl.maximum(length - window, 0) if HAS_WINDOW else 0
+    if shared_lengths_ptr is not None:
+        shared = tl.load(shared_lengths_ptr + row, mask=row < num_rows, other=0)
+        begin = tl.maximum(begin, shared)
     first_tile = begin // TILE
     num_tiles = tl.cdiv(length, TILE) - first_tile
     share = tl.cdiv(num_tiles, NUM_SPLITS)
@@ -206,7 +213,7 @@ def decode_kernel(
     column = tl.arange(0, PADDED_V)
     stored = is_head[:, None] & (column < HEAD_DIM_V)[None, :]
     num_heads = tl.num_programs(1) * GROUP
-    if NUM_SPLITS == 1:
+    if NUM_PARTS == 1:
         if sinks_ptr is not None:
             sink = tl.load(sinks_ptr + query_head, mask=is_head, other=0.0) * LOG2E
             maximum, denominator, accumulator = add_sink(sink, maximum, denominator, accumulator)
@@ -217,8 +224,13 @@ def decode_kernel(
             lse_row = token.to(tl.int64) * num_heads + query_head
             tl.store(lse_ptr + lse_row, log_sum_exp(maximum, denominator) * LN2, mask=is_head)
     else:
-        part = (item.to(tl.int64) * num_heads + query_head) * NUM_SPLITS + split
+        first_part = (item.to(tl.int64) * num_heads + query_head) * NUM_PARTS
+        part = first_part + split
         tl.store(partial_lse_ptr + part, log_sum_exp(maximum, denominator), mask=is_head)
         if split_begin < split_end:
             out = normalize(denominator, accumulator)
             tl.store(partial_out_ptr + part[:, None] * HEAD_DIM_V + column[None, :], out, mask=stored)
+        if shared_lengths_ptr is not None:
+            if (shared == 0) & (split == 0):  # no program reads a prefix for this token
+                for prefix_part in range(NUM_SPLITS, NUM_PARTS):
+                    tl.store(partial_lse_ptr + first_part + prefix_part, float("-inf"), mask=is_head)

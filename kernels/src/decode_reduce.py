@@ -1,4 +1,4 @@
-"""Merges the splits of a decode: a grid of (token, query head)."""
+"""Merges the parts of a decode: a grid of (token, query head)."""
 # mypy: allow-untyped-defs, allow-untyped-decorators, allow-untyped-calls
 # ruff: noqa: N803
 
@@ -24,8 +24,8 @@ def reduce_single_rows(workspace: Workspace, batch: Batch, rule: Rule, result: R
 
 
 def _launch(workspace: Workspace, batch: Batch, rule: Rule, result: Result, *, by_row: bool) -> None:
-    num_items, num_heads, num_splits, head_dim_v = workspace.out.shape
-    padded_splits = triton.next_power_of_2(num_splits)
+    num_items, num_heads, num_parts, head_dim_v = workspace.out.shape
+    padded_parts = triton.next_power_of_2(num_parts)
     decode_reduce_kernel[num_items, num_heads](
         result.out,
         result.lse,
@@ -37,10 +37,10 @@ def _launch(workspace: Workspace, batch: Batch, rule: Rule, result: Result, *, b
         BY_ROW=by_row,
         HEAD_DIM_V=head_dim_v,
         PADDED_V=padded(head_dim_v),
-        NUM_SPLITS=num_splits,
-        PADDED_SPLITS=padded_splits,
+        NUM_PARTS=num_parts,
+        PADDED_PARTS=padded_parts,
         enable_fp_fusion=True,
-        num_warps=max(1, min(8, padded_splits * padded(head_dim_v) // 2048)),
+        num_warps=max(1, min(8, padded_parts * padded(head_dim_v) // 2048)),
     )
 
 
@@ -49,7 +49,7 @@ def decode_reduce_kernel(
     out_ptr, lse_ptr, partial_out_ptr, partial_lse_ptr, query_starts_ptr, sinks_ptr,
     out_stride_token, out_stride_head,
     BY_ROW: tl.constexpr, HEAD_DIM_V: tl.constexpr, PADDED_V: tl.constexpr,
-    NUM_SPLITS: tl.constexpr, PADDED_SPLITS: tl.constexpr,
+    NUM_PARTS: tl.constexpr, PADDED_PARTS: tl.constexpr,
 ):  # fmt: skip
     item = tl.program_id(0)
     head = tl.program_id(1)
@@ -59,14 +59,14 @@ def decode_reduce_kernel(
         token = tl.load(query_starts_ptr + item)
         if tl.load(query_starts_ptr + item + 1) - token != 1:
             return
-    split = tl.arange(0, PADDED_SPLITS)
+    place = tl.arange(0, PADDED_PARTS)
     column = tl.arange(0, PADDED_V)
-    part = (item.to(tl.int64) * num_heads + head) * NUM_SPLITS + split
-    lse = tl.load(partial_lse_ptr + part, mask=split < NUM_SPLITS, other=float("-inf"))
+    part = (item.to(tl.int64) * num_heads + head) * NUM_PARTS + place
+    lse = tl.load(partial_lse_ptr + part, mask=place < NUM_PARTS, other=float("-inf"))
     filled = lse > float("-inf")
     maximum = tl.max(lse, 0)
     if sinks_ptr is not None:
-        sink = tl.load(sinks_ptr + head) * LOG2E
+        sink = tl.where(maximum > float("-inf"), tl.load(sinks_ptr + head) * LOG2E, float("-inf"))
         maximum = tl.maximum(maximum, sink)
     shift = tl.where(maximum > float("-inf"), maximum, 0.0)
     weights = tl.math.exp2(lse - shift)

@@ -54,7 +54,7 @@ def transfer_blocks(
 
 
 @torch.library.custom_op(
-    "pykv::triton_paged_attention", mutates_args=("out", "lse", "partial_out", "partial_lse")
+    "pykv::triton_paged_attention", mutates_args=("out", "lse", "partial_out", "partial_lse", "prefixes")
 )
 def paged_attention(
     out: Tensor,
@@ -73,9 +73,13 @@ def paged_attention(
     scale: float,
     window: int,
     softcap: float,
+    prefixes: Tensor | None = None,
+    num_prefix_splits: int = 0,
 ) -> None:
-    """See `attend`; partial_out and partial_lse are the workspace, both or neither."""
-    workspace = None if partial_out is None or partial_lse is None else Workspace(partial_out, partial_lse)
+    """See `attend`; partial_out and partial_lse, prefixes and num_prefix_splits are the workspace, or none of them."""
+    workspace = None
+    if partial_out is not None and partial_lse is not None:
+        workspace = Workspace(partial_out, partial_lse, prefixes, num_prefix_splits)
     attend(
         query,
         Caches(key_cache, value_cache, scales),
@@ -134,5 +138,7 @@ def _(
     scale: float,
     window: int,
     softcap: float,
+    prefixes: Tensor | None = None,
+    num_prefix_splits: int = 0,
 ) -> None:
     return None

@@ -81,7 +81,11 @@ def finish(first, second, FORMAT: tl.constexpr, ROWS: tl.constexpr, PADDED: tl.c
 
 @triton.jit
 def add_sink(sink, maximum, denominator, accumulator):
-    """Gives the sink (a score in base 2, one a row) its share of the softmax; it adds no value."""
+    """Gives the sink (a score in base 2, one a row) its share of the softmax; it adds no value.
+
+    A row that has seen nothing stays as it is: its log-sum-exp is that of no key.
+    """
+    sink = tl.where(denominator > 0, sink, float("-inf"))
     highest = tl.maximum(maximum, sink)
     shift = tl.where(highest > float("-inf"), highest, 0.0)
     rescale = tl.math.exp2(maximum - shift)

@@ -71,12 +71,14 @@ def backend_names() -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class LoadedBackend:
-    """A backend, whether it checks itself what the index tensors hold, and whether two numbers may be its scales."""
+    """A backend: whether it checks itself what the index tensors hold, whether two numbers may be its scales, and
+    whether its attention reads once what rows share, which `share_prefixes=False` turns off."""
 
     name: str
     functions: Backend
     checks_contents: bool
     takes_tensor_scales: bool
+    shares_prefixes: bool
 
     def check_extras(self, extras: dict[str, Any]) -> None:
         """Raises ValueError if the backend serves no such argument."""
@@ -108,7 +110,11 @@ def _load(name: str, device_type: str, dtype: torch.dtype) -> LoadedBackend:
         raise TypeError(f"backend {name!r} does not serve {dtype}; 'torch' does")
     module = importlib.import_module(f"pykv.attention.{name}_backend")
     return LoadedBackend(
-        name, cast(Backend, module), checks_contents=name == "cpu", takes_tensor_scales=name != "triton"
+        name,
+        cast(Backend, module),
+        checks_contents=name == "cpu",
+        takes_tensor_scales=name != "triton",
+        shares_prefixes=name != "torch",
     )
 
 

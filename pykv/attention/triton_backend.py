@@ -39,11 +39,18 @@ def paged_attention(
     out: Tensor,
     kv_scales: Tensor | None = None,
     log_sum_exp: Tensor | None = None,
+    share_prefixes: bool = True,
 ) -> Tensor:
-    """See `pykv.attention.paged_attention`; `kv_scales` are for each token and head."""
+    """See `pykv.attention.paged_attention`; `kv_scales` are for each token and head.
+
+    Args:
+        share_prefixes: whether decodes whose tables begin with the same blocks read these together. Which ones they are
+            is found on the device, in two more launches: false where the caller knows that there are none.
+    """
     rule = Rule(scale, window or 0, softcap or 0.0, sinks)
     batch = Batch(block_tables, seq_lens, query_starts, table_rows)
-    workspace = allocate_workspace(query, Caches(key_cache, value_cache, kv_scales), batch, rule)
+    caches = Caches(key_cache, value_cache, kv_scales)
+    workspace = allocate_workspace(query, caches, batch, rule, share_prefixes=share_prefixes)
     lse = log_sum_exp
     if log_sum_exp is not None and not log_sum_exp.is_contiguous():
         lse = torch.empty_like(log_sum_exp, memory_format=torch.contiguous_format)
@@ -64,6 +71,8 @@ def paged_attention(
         rule.scale,
         rule.window,
         rule.softcap,
+        None if workspace is None else workspace.prefixes,
+        0 if workspace is None else workspace.num_prefix_splits,
     )
     if log_sum_exp is not None and lse is not None and lse is not log_sum_exp:
         log_sum_exp.copy_(lse)

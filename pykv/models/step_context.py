@@ -30,6 +30,7 @@ class StepContext:
         query_starts: int32 [num_batch_rows + 1]; batch row i computes the tokens [starts[i], starts[i + 1]).
         table_rows: int32 [num_batch_rows], the table row of each batch row; None: row i.
         backend: "auto", "torch", "cpu" or "triton"; the format of the pool may bring its own.
+        share_prefixes: whether rows may begin alike, so that backends that read such keys once may look for them.
         num_attention_calls: how many attention layers have run with this context.
     """
 
@@ -40,8 +41,10 @@ class StepContext:
     query_starts: Tensor
     table_rows: Tensor | None = None
     backend: str = "auto"
+    share_prefixes: bool = True
     num_attention_calls: int = field(init=False, default=0)
     _kernels: Backend = field(init=False, repr=False)
+    _options: dict[str, bool] = field(init=False, repr=False, default_factory=dict)
     _slots: tuple[Tensor, ...] = field(init=False, repr=False)
     _tables: tuple[Tensor, ...] = field(init=False, repr=False)
 
@@ -53,7 +56,10 @@ class StepContext:
         if isinstance(form, CodecFormat):
             self._kernels = CodecKernels(form)
         else:
-            self._kernels = backend_for(self.backend, self.pool.device, self.pool.dtype).functions
+            loaded = backend_for(self.backend, self.pool.device, self.pool.dtype)
+            self._kernels = loaded.functions
+            if loaded.shares_prefixes and not self.share_prefixes:
+                self._options["share_prefixes"] = False
 
     def attend(
         self,
@@ -110,6 +116,7 @@ class StepContext:
             sinks=sinks,
             out=query.new_empty((query.shape[0], query.shape[1], value.shape[2])),
             **extras,
+            **self._options,
         )
         return output.to(wanted)
 

@@ -43,6 +43,13 @@ def test_a_decode_step_compiles_and_fits(target: str, setting: Setting) -> None:
     assert [need.kernel for need in needs] == ["decode_kernel", "decode_reduce_kernel"]
 
 
+@pytest.mark.parametrize("target", ["sm_90", "gfx942"])
+def test_a_step_that_shares_a_prefix_compiles_and_fits(target: str) -> None:
+    needs = checked(target, compile_attention(target, LLAMA, num_tokens=8, share_prefixes=True))
+    names = [need.kernel for need in needs]
+    assert names == ["find_prefixes_kernel", "shared_prefix_kernel", "decode_kernel", "decode_reduce_kernel"]
+
+
 def test_a_mixed_step_compiles_and_fits_and_uses_the_warp_group_units() -> None:
     kernels = compile_attention("sm_90", LLAMA, num_tokens=4096)
     names = [need.kernel for need in checked("sm_90", kernels)]
@@ -83,8 +90,8 @@ def test_everything_compiles_and_fits(target: str, record_property: Any) -> None
     for setting in production_settings():
         assert absent_caches(setting).key.shape[0] == 200_000
         kernels = [*compile_moves(target, setting)]
-        for num_tokens in (8, 4096):
-            kernels += compile_attention(target, setting, num_tokens)
+        for num_tokens, share_prefixes in ((8, False), (8, True), (4096, False)):
+            kernels += compile_attention(target, setting, num_tokens, share_prefixes=share_prefixes)
         for need in (resources(kernel) for kernel in kernels):
             described = {name: str(value) for name, value in vars(setting).items()}
             lines.append(json.dumps({**described, **dataclasses.asdict(need), "target": target}))

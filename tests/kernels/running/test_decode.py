@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 
 import pytest
@@ -78,8 +79,8 @@ def test_tiles_inside_one_block_and_across_blocks_agree() -> None:
 
 
 def test_an_empty_row_gives_zeros_and_minus_infinity() -> None:
-    paged = build(Case(rows=((1, 20), (1, 0), (1, 3))))
-    for num_splits in (1, 4):
+    for sinks, num_splits in itertools.product((False, True), (1, 4)):
+        paged = build(Case(rows=((1, 20), (1, 0), (1, 3)), sinks=sinks))
         out, lse = decode(paged, num_splits)
         assert (out[1] == 0).all()
         assert (lse[1] == -math.inf).all()

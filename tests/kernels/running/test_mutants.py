@@ -12,7 +12,7 @@ import pytest
 import torch
 from address_space import lazy_zeros
 from mutant_kernels import MutantKernels
-from paged_cases import TOLERANCE, Case, PagedBatch, assert_near, build, empty_caches, quantize
+from paged_cases import TOLERANCE, Case, PagedBatch, assert_near, build, empty_caches, quantize, share_keys
 
 DECODES = Case(
     rows=((1, 37), (1, 64), (1, 0)),
@@ -24,6 +24,13 @@ DECODES = Case(
     shuffle_rows=True,
 )
 PREFILLS = Case(rows=((9, 70), (1, 20), (20, 20)), num_heads=4, head_dim_k=32, spare_tokens=1)
+SHARERS = Case(
+    rows=((1, 90), (1, 70), (1, 75), (1, 40), (1, 90), (1, 37), (1, 60)),
+    num_heads=8,
+    num_kv_heads=1,
+    head_dim_k=32,
+    shuffle_rows=True,
+)
 
 
 def convert(kernels: Any, paged: PagedBatch) -> dict[str, Any]:
@@ -66,6 +73,34 @@ def check_attention(case: Case, num_splits: int, tile: int = 16) -> Callable[[An
         assert_near(out, expected_out, TOLERANCE[case.dtype])
         seen = expected_lse > -math.inf
         assert_near(lse[seen], expected_lse[seen], TOLERANCE[case.dtype])
+        assert (lse[~seen] == -math.inf).all()
+
+    return check
+
+
+def check_sharing(case: Case, fewest: int = 16) -> Callable[[Any], None]:
+    """A family of four, one of two, one row that begins alone; two members a program."""
+
+    def check(kernels: Any) -> None:
+        paged = build(case)
+        for row, other, num_keys in ((0, 1, 64), (0, 2, 48), (0, 4, 80), (3, 5, 32)):
+            share_keys(paged, row, other, num_keys)
+        paged.batch.block_tables.clamp_(min=0)
+        parts = convert(kernels, paged)
+        sizes = (len(paged.query), paged.query.shape[1], 5)
+        stale = torch.full((*sizes, paged.case.value_dim), math.nan), torch.zeros(sizes)
+        workspace = kernels.arguments.Workspace(*stale, torch.zeros((3, 7), dtype=torch.int32), 3)
+        result = kernels.arguments.Result(paged.empty_result(), torch.full(paged.query.shape[:2], math.nan))
+        config = kernels.tile_config.TileConfig(16, 16, 4, 2)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(kernels.attend, "_decode_config", lambda *_: config)
+            patch.setattr(kernels.attend, "_prefix_config", lambda *_: config)
+            find = kernels.attend.find_prefixes
+            patch.setattr(kernels.attend, "find_prefixes", lambda *arguments: find(*arguments, fewest))
+            kernels.attend.attend(paged.query, *parts.values(), result, workspace)
+        expected_out, expected_lse = paged.expected()
+        assert_near(result.out, expected_out, TOLERANCE[case.dtype])
+        assert_near(result.lse, expected_lse, TOLERANCE[case.dtype])
 
     return check
 
@@ -125,6 +160,8 @@ CHECKS: dict[str, Callable[[Any], None]] = {
     "decode, fp8": check_attention(dataclasses.replace(DECODES, cache="e4m3", dtype=torch.float16), 2),
     "prefill": check_attention(PREFILLS, 2),
     "prefill, window": check_attention(dataclasses.replace(PREFILLS, window=11, sinks=True), 2),
+    "sharing": check_sharing(SHARERS),
+    "sharing, window": check_sharing(dataclasses.replace(SHARERS, window=72)),
     "write": check_write,
     "copy": check_copy,
     "large": check_large,
@@ -165,10 +202,14 @@ MUTANTS = {
         "decode_reduce.py", "weights = tl.math.exp2(lse - shift)", "weights = tl.where(filled, 1.0, 0.0)", "decode",
     ),
     "the reduction reads unwritten parts": (
-        "decode_reduce.py", "mask = filled[:, None] &", "mask = (split < NUM_SPLITS)[:, None] &", "decode",
+        "decode_reduce.py", "mask = filled[:, None] &", "mask = (place < NUM_PARTS)[:, None] &", "decode",
     ),
     "the reduction forgets the sink": (
         "decode_reduce.py", "total += tl.math.exp2(sink - shift)", "total += 0.0 * sink", "decode",
+    ),
+    "a row without keys weighs the sink": (
+        "decode_reduce.py", "tl.where(maximum > float(\"-inf\"), tl.load(sinks_ptr + head) * LOG2E, float(\"-inf\"))",
+        "tl.load(sinks_ptr + head) * LOG2E", "decode",
     ),
     "the sink is in the wrong base": ("decode.py", "other=0.0) * LOG2E", "other=0.0)", "decode, one split"),
     "the log-sum-exp is in the wrong base": (
@@ -210,6 +251,37 @@ MUTANTS = {
     ),
     "prefill loses the last block": (
         "prefill.py", "num_tokens // tokens + batch.num_rows + 1", "num_tokens // tokens + batch.num_rows", "prefill",
+    ),
+    "rows that share read the prefix themselves too": (
+        "decode.py", "begin = tl.maximum(begin, shared)", "begin = begin + 0 * shared", "sharing",
+    ),
+    "a row that shares nothing keeps another's parts": (
+        "decode.py", "if (shared == 0) & (split == 0):", "if (shared != 0) & (split == 0):", "sharing",
+    ),
+    "members see as much as the longest of them": (
+        "shared_prefix.py", "position[None, :] < shared[:, None]", "(position < end)[None, :] & is_member[:, None]",
+        "sharing",
+    ),
+    "a program leaves out all members but its first": (
+        "shared_prefix.py", "is_member & (member_rank == rank + member)", "is_member & (member_rank == rank)",
+        "sharing",
+    ),
+    "a later program walks the wrong table": (
+        "shared_prefix.py", "prefixes_ptr + place - rank)", "prefixes_ptr + (place - rank) * 0)", "sharing",
+    ),
+    "the prefix's parts take the place of the row's own": (
+        "shared_prefix.py", "(NUM_PARTS - NUM_SPLITS) + split", "split", "sharing",
+    ),
+    "a prefix goes one tile too far": (
+        "find_prefixes.py", "same * BLOCK_SIZE // UNIT * UNIT", "(same * BLOCK_SIZE // UNIT + 1) * UNIT", "sharing",
+    ),
+    "a first block is enough to share all": (
+        "find_prefixes.py", "tl.where(blocks != partner_blocks, column, limit)",
+        "tl.where(column < 0, column, limit)", "sharing",
+    ),
+    "a window does not end the sharing": (
+        "find_prefixes.py", "may_share = may_share & (length <= window)", "may_share = may_share & (length > 0)",
+        "sharing, window",
     ),
     "the write takes -1 for a slot": (
         "write_kv.py", "live = (slot >= 0) & (slot < num_slots)", "live = (slot >= -1) & (slot < num_slots)", "write",

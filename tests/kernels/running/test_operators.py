@@ -44,6 +44,10 @@ def written_arguments(paged: PagedBatch) -> tuple[Any, ...]:
     return key, key + 1, paged.caches.key, paged.caches.value, paged.caches.scales, slots
 
 
+def sharing_arguments(paged: PagedBatch) -> tuple[Any, ...]:
+    return *attention_arguments(paged, 4), torch.zeros((3, paged.batch.num_rows), dtype=torch.int32), 2
+
+
 ARGUMENTS: dict[str, Callable[[PagedBatch], tuple[Any, ...]]] = {
     "write_kv": written_arguments,
     "copy_blocks": lambda paged: (*caches_of(paged), torch.tensor([[1, 2], [-1, 0]])),
@@ -53,6 +57,7 @@ ARGUMENTS: dict[str, Callable[[PagedBatch], tuple[Any, ...]]] = {
         torch.tensor([[1, 2]]),
     ),
     "paged_attention": attention_arguments,
+    "paged_attention, shared prefixes": sharing_arguments,
 }
 
 
@@ -64,7 +69,7 @@ def caches_of(paged: PagedBatch) -> tuple[Tensor, Tensor, Tensor | None]:
 def test_an_operator_declares_what_it_changes_and_has_a_fake(name: str) -> None:
     arguments = ARGUMENTS[name](build(Case(rows=((1, 20), (1, 3)), num_heads=2)))
     checks = ("test_schema", "test_faketensor", "test_aot_dispatch_static")
-    torch.library.opcheck(getattr(operators, name), arguments, test_utils=checks)
+    torch.library.opcheck(getattr(operators, name.partition(",")[0]), arguments, test_utils=checks)
 
 
 def test_a_step_compiles_to_one_graph_and_computes_the_same() -> None:
@@ -106,9 +111,11 @@ def test_attention_and_write_allocate_nothing_and_read_nothing_back(
 ) -> None:
     paged = build(Case(rows=rows, cache="e4m3", dtype=torch.float16))
     attention, writing = attention_arguments(paged), written_arguments(paged)
+    sharing = sharing_arguments(paged)
     with Allocations() as seen:
         operators.write_kv(*writing)
         operators.paged_attention(*attention)
+        operators.paged_attention(*sharing)
     assert seen.names
     views = {"aten.view.dtype", "aten.select.int", "aten.alias.default"}
     kernels = {"pykv.triton_write_kv.default", "pykv.triton_paged_attention.default"}

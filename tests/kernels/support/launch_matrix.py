@@ -50,7 +50,9 @@ def absent_caches(setting: Setting) -> Caches:
     return Caches(key, value, scales)
 
 
-def compile_attention(target: str, setting: Setting, num_tokens: int) -> list[Any]:
+def compile_attention(
+    target: str, setting: Setting, num_tokens: int, *, share_prefixes: bool = False
+) -> list[Any]:
     """Every kernel of one attention call: a decode where there are no more tokens than rows, else also a prefill."""
     caches = absent_caches(setting)
     num_heads = setting.num_kv_heads * setting.group
@@ -66,7 +68,8 @@ def compile_attention(target: str, setting: Setting, num_tokens: int) -> list[An
     rule = Rule(0.1, setting.window, setting.softcap, sinks)
     result = Result(query.new_empty(num_tokens, num_heads, setting.head_dim_v))
     with compiling_for(target) as compiled:
-        attend(query, caches, batch, rule, result, allocate_workspace(query, caches, batch, rule))
+        workspace = allocate_workspace(query, caches, batch, rule, share_prefixes=share_prefixes)
+        attend(query, caches, batch, rule, result, workspace)
     return compiled
 
 

@@ -160,6 +160,23 @@ def build(case: Case) -> PagedBatch:
     return paged
 
 
+def share_keys(paged: PagedBatch, row: int, other: int, num_keys: int) -> None:
+    """Makes another row begin with a row's blocks, whole ones; the blocks that it had there become NaN."""
+    size, tables = paged.caches.block_size, paged.batch.block_tables
+    if num_keys % size:
+        raise ValueError(f"{num_keys} keys are no whole blocks of {size}")
+    rows = paged.batch.table_rows
+    source, target = (row, other) if rows is None else (int(rows[row]), int(rows[other]))
+    columns = slice(0, num_keys // size)
+    abandoned = tables[target, columns].long()
+    for cache in (paged.caches.key, paged.caches.value):
+        if paged.case.cache == "same":
+            cache[abandoned] = math.nan
+    tables[target, columns] = tables[source, columns]
+    for owned in (paged.keys, paged.values):
+        owned[other][:num_keys] = owned[row][:num_keys]
+
+
 def empty_caches(case: Case, num_blocks: int) -> Caches:
     """Strided views of one tensor, K and V of a block adjacent."""
     dtype = CACHE_TYPES.get(case.cache, case.dtype)
