@@ -421,12 +421,19 @@ class Scheduler:
 
         Returns:
             Whether it lives.
+
+        Raises:
+            InvalidRequestError: it is no request's number.
         """
-        return 0 <= request < 2**64 and self._native.pause(request)
+        return self._native.pause(as_integer("request", request, 0, 2**64 - 1))
 
     def resume(self, request: int) -> bool:
-        """Lets a paused request go on. Returns whether there was one."""
-        return 0 <= request < 2**64 and self._native.resume(request)
+        """Lets a paused request go on. Returns whether there was one.
+
+        Raises:
+            InvalidRequestError: it is no request's number.
+        """
+        return self._native.resume(as_integer("request", request, 0, 2**64 - 1))
 
     def plan(self, buffers: StepBuffers, now: float = 0.0) -> Plan | None:
         """Decides the next step and writes it into `buffers`.
