@@ -6,7 +6,20 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-__all__ = ["FLAG", "PART", "SCALES", "SHARE", "SIZE", "SPACE", "TEXT", "Kind", "choice", "integer", "seconds"]
+__all__ = [
+    "FLAG",
+    "PART",
+    "SCALES",
+    "SHARE",
+    "SIZE",
+    "SPACE",
+    "TEXT",
+    "Kind",
+    "choice",
+    "integer",
+    "rate",
+    "seconds",
+]
 
 UNITS = {
     "": 1,
@@ -60,6 +73,11 @@ def seconds(low: float, high: float) -> Kind:
     return Kind(
         lambda value: _within(_real(value), low, high), f"seconds from {low:g} to {high:g}", "SECONDS"
     )
+
+
+def rate(low: float, high: float) -> Kind:
+    """So many a second, in [low, high]."""
+    return Kind(lambda value: _within(_real(value), low, high), f"a number from {low:g} to {high:g}", "RATE")
 
 
 def choice(*words: str) -> Kind:
