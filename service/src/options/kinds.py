@@ -34,7 +34,7 @@ UNITS = {
     "tib": 2**40,
 }
 MOST = 2**48
-SIZE_PATTERN = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)")
+SIZE_PATTERN = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([a-z]*)")
 FLAGS = {
     "true": True,
     "1": True,
@@ -88,13 +88,20 @@ def choice(*words: str) -> Kind:
 def _integer(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, (int, str)):
         raise ValueError
-    return int(value)
+    return int(_ascii(value))
 
 
 def _real(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         raise ValueError
-    return float(value)
+    return float(_ascii(value))
+
+
+def _ascii(value: Any) -> Any:
+    """The value, unless it is a text with digits of another script, which Python would read."""
+    if isinstance(value, str) and not value.isascii():
+        raise ValueError
+    return value
 
 
 def _within(value: Any, low: float, high: float) -> Any:

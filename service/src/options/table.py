@@ -204,6 +204,11 @@ class ServeOptions:
             )
         if self.tls_client_ca is not None and self.tls_cert is None:
             raise ConfigError("tls_client_ca is given without tls_cert and tls_key; allowed: with both")
+        if self.tls_client_auth == "optional" and self.tls_client_ca is None:
+            raise ConfigError(
+                "tls_client_auth is 'optional' without tls_client_ca; "
+                "allowed: with the authorities by which clients' certificates are checked"
+            )
         if self.tls_cert is None and not self.insecure_bind and not _is_loopback(self.host):
             raise ConfigError(
                 f"host is {self.host!r}, where others could read the plain text; "
