@@ -249,6 +249,7 @@ class AsyncEngine:
             except BaseException:
                 self._abandon(channel)
                 raise
+        self._thread.wake()  # now that it is no more among those that are waited for
         return channel
 
     def _submit(self, request: Request, channel: Channel, call: _Call) -> None:
@@ -260,7 +261,6 @@ class AsyncEngine:
         self._check_serving()  # the thread may have ended meanwhile, and told only those that it knew
         if channel.is_aborted:
             self._thread.abort(request)
-        self._thread.wake()
 
     def _check_serving(self) -> None:
         if not self._started:

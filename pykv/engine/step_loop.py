@@ -97,6 +97,11 @@ class StepLoop:
         """Returns the requests that have not ended."""
         return list(self._requests.values())
 
+    @property
+    def is_preparing(self) -> bool:
+        """Whether a request is being encoded."""
+        return self._num_preparing > 0
+
     @contextmanager
     def preparing(self, num_samples: int) -> Iterator[None]:
         """Holds places of the queue for a request that is being encoded, so that no work is done in vain.

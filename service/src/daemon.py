@@ -61,7 +61,7 @@ class Daemon:
             self._calls,
             self._health,
             options.metrics_aliases,
-            lambda: self._server.num_connections,
+            self._server,
         )
         self._metrics: MetricsEndpoint | None = None
 
@@ -207,6 +207,12 @@ def _limits(options: ServeOptions) -> TransportLimits:
         max_streams=options.max_streams,
         max_message_bytes=options.max_message_size,
         stall_seconds=options.stall_timeout,
+        max_connections=options.max_connections,
+        max_connections_per_peer=options.max_connections_per_peer,
+        connections_per_second=options.connections_per_second,
+        request_seconds=options.request_timeout,
+        control_frames_burst=options.control_frames_burst,
+        control_frames_per_second=options.control_frames_per_second,
     )
 
 

@@ -307,9 +307,27 @@ def test_a_panic_becomes_an_exception_and_poisons_the_scheduler() -> None:
             call()
 
 
-def test_unknown_requests_cannot_be_aborted() -> None:
+def test_unknown_requests_cannot_be_aborted_paused_or_resumed() -> None:
     scheduler = Scheduler(small_config())
-    assert not any(scheduler.abort(request) for request in (0, 5, 2**64 - 1))
+    for call in (scheduler.abort, scheduler.pause, scheduler.resume):
+        assert not any(call(request) for request in (0, 5, 2**64 - 1))
+
+
+def test_a_paused_request_is_left_out_of_plans_until_it_is_resumed() -> None:
+    scheduler = Scheduler(small_config())
+    request = scheduler.submit([1, 2, 3], max_tokens=5)
+    plan = scheduler.plan(buffers := StepBuffers(small_config()))
+    assert plan is not None
+    assert scheduler.pause(request)
+    apply_all(scheduler, plan)  # the step in flight counts
+    assert scheduler.plan(buffers) is None
+    stats = scheduler.stats()
+    assert (stats.num_paused, stats.num_running, stats.num_requests) == (1, 0, 1)
+    assert stats.blocks_active > 0
+    assert scheduler.resume(request)
+    assert not scheduler.resume(request)
+    assert [summary.output_tokens for summary in run(scheduler)] == [5]
+    scheduler.check()
 
 
 def test_a_reset_makes_earlier_prompts_unknown() -> None:

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 import pytest
 import pytest_asyncio
 
+from pykv.engine import engine_thread
 from pykv.engine.async_engine import AsyncEngine
 from pykv.errors import (
     CapacityError,
@@ -133,6 +134,22 @@ async def test_a_request_whose_reader_is_too_far_behind_is_paused_until_it_has_r
     tokens += tuple([token async for delta in stream for token in delta.token_ids])
     assert tokens == (65,) * (endless.engine.max_model_len - 1)
     assert is_idle(endless)
+
+
+async def test_requests_that_come_together_begin_in_one_step(make_scripted_engine, monkeypatch):
+    monkeypatch.setattr(engine_thread, "GATHER_SECONDS", 20.0)
+    params = SamplingParams(temperature=0, ignore_eos=True, max_tokens=4)
+    async with serving(make_scripted_engine(lambda history: 65, num_blocks=100)) as engine:
+        for num_rounds in (1, 2):
+            texts = await asyncio.gather(*(text_of(engine.generate("abc", params)) for _ in range(8)))
+            assert texts == ["AAAA"] * 8
+            assert engine.stats().num_steps == 4 * num_rounds
+        refused = engine.generate("\n" * 10_000, params)
+        start = time.monotonic()
+        with pytest.raises(CapacityError):
+            await text_of(refused)
+        assert await text_of(engine.generate("a", params)) == "AAAA"
+        assert time.monotonic() - start < 10.0
 
 
 async def test_a_paused_request_can_be_aborted_and_ends_with_the_engine(endless):

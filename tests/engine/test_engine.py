@@ -45,6 +45,20 @@ def test_a_text_comes_back_with_its_reason_and_usage(make_scripted_engine):
     assert output.usage.output_tokens == len(completion.token_ids)
 
 
+def test_a_request_that_is_paused_by_its_id_goes_on_with_the_same_text(make_scripted_engine):
+    engine = make_scripted_engine("abcdef")
+    request_id = engine.add_request("\n", GREEDY)
+    deltas = engine.step() + engine.step()
+    assert engine.pause(request_id)
+    assert not engine.pause(request_id)
+    assert [engine.step(), engine.step()] == [[], []]
+    assert engine.stats().num_paused == 1
+    assert engine.resume(request_id)
+    assert not engine.resume(request_id)
+    assert "".join(delta.text for delta in deltas + drain(engine)) == "abcdef"
+    assert not engine.pause(request_id)
+
+
 def test_prompts_of_many_kinds_come_back_in_order(make_scripted_engine):
     engine = make_scripted_engine(lambda history: history[0] if len(history) < 8 else 258)
     prompts = ["a\n", [98, 10], np.array([99, 10], np.int32), (100, 10)]

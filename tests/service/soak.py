@@ -15,6 +15,7 @@ LONG = 3000
 KINDS = (
     *("whole", "stop", "leave", "cancel", "reset", "abort", "expire", "flood", "garbage", "cut off"),
     *("half a message", "no message", "slow", "bad request", "chat"),
+    *("pause", "stay away", "trickle", "half a frame"),
 )
 
 
@@ -164,6 +165,38 @@ class Soak:
             await connection.flush()
             await asyncio.sleep(self._random.random() * 0.2)
 
-    def _request(self):
-        sampling = pb.SamplingParams(max_tokens=self._random.randrange(1, LONG), ignore_eos=True)
+    async def _pause(self, client):
+        """Reads nothing for a while, then everything."""
+        async with self._raw(initial_window=0) as connection:
+            stream_id = connection.request(GENERATE, self._request(most=400))
+            await connection.flush()
+            await asyncio.sleep(self._random.random() * 0.3)
+            connection.h2.increment_flow_control_window(2**24, stream_id)
+            await connection.flush()
+            await connection.status(stream_id)
+
+    async def _stay_away(self, client):
+        async with self._raw(initial_window=50) as connection:
+            stream_id = connection.request(GENERATE, self._request())
+            await connection.flush()
+            await connection.status(stream_id)
+
+    async def _trickle(self, client):
+        """A request in single bytes, which does not come in time."""
+        async with self._raw() as connection:
+            stream_id = connection.request(GENERATE, end_stream=False)
+            for byte in self._framed(b"x" * 40)[: self._random.randrange(45)]:
+                connection.h2.send_data(stream_id, bytes([byte]))
+                await connection.flush()
+            await connection.status(stream_id)
+
+    async def _half_a_frame(self, client):
+        async with self._raw() as connection:
+            connection.request(GENERATE, self._request())
+            connection.writer.write(connection.h2.data_to_send()[: self._random.randrange(1, 60)])
+            await asyncio.wait_for(connection.reader.read(2**20), 20.0)
+            await asyncio.wait_for(connection.reader.read(2**20), 20.0)
+
+    def _request(self, most=LONG):
+        sampling = pb.SamplingParams(max_tokens=self._random.randrange(1, most), ignore_eos=True)
         return self._framed(pb.GenerateRequest(text=self._prompt(), sampling=sampling))

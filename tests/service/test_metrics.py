@@ -3,6 +3,7 @@
 import asyncio
 import re
 import threading
+import urllib.error
 import urllib.request
 
 import pytest
@@ -53,6 +54,26 @@ async def test_metrics_have_vllms_names_and_aliases_on_request(start_daemon):
         assert (f"vllm:{name}", ()) in samples
     assert not any(name.startswith("vllm:preemption_stall") for name, _ in samples)
     assert value(samples, "ready") == 1
+
+
+async def test_the_port_answers_at_its_path_only(start_daemon):
+    address = (await start_daemon(metrics_port=0)).daemon.metrics_address
+
+    def status(path):
+        try:
+            with urllib.request.urlopen(f"http://{address}{path}", timeout=20) as reply:
+                return reply.status
+        except urllib.error.HTTPError as error:
+            return error.code
+
+    for path, expected in {
+        "/metrics": 200,
+        "/metrics?x=1": 200,
+        "/": 404,
+        "/metrics/x": 404,
+        "/etc": 404,
+    }.items():
+        assert await asyncio.to_thread(status, path) == expected, path
 
 
 async def test_without_the_option_there_is_neither_a_port_nor_an_alias(start_daemon):

@@ -101,6 +101,11 @@ def test_a_size_that_is_none_is_refused(text):
         (["--block-size", "0"], ["--block-size", "'0'", "from 1 to 2^48"]),
         (["--block-size", "many"], ["--block-size", "'many'"]),
         (["--port", "65536"], ["--port", "65536", "65535"]),
+        (["--port", "\u0663"], ["--port", "\u0663", "an integer from 0 to 65535"]),
+        (["--stall-timeout", "\u0663"], ["--stall-timeout", "\u0663"]),
+        (["--kv-memory", "\u0663GiB"], ["--kv-memory", "\u0663GiB"]),
+        (["--connections-per-second", "0"], ["--connections-per-second", "a number from 0.1"]),
+        (["--tls-client-auth", "optional"], ["tls_client_auth", "'optional'", "tls_client_ca"]),
         (["--dtype", "float8"], ["--dtype", "float8", "bfloat16"]),
         (["--kv-dtype", "int3"], ["--kv-dtype", "'int3'", "auto, f32, bf16, f16, int8, fp8"]),
         (["--kv-scales", "0.5"], ["--kv-scales", "'0.5'", "0.05,0.5"]),
@@ -132,6 +137,27 @@ def test_a_bad_argument_is_refused_by_name_value_and_what_is_allowed(arguments, 
 def test_a_bad_variable_is_refused_by_name():
     with pytest.raises(ConfigError, match="PYKV_BLOCK_SIZE is 'x'"):
         read(environment={"PYKV_BLOCK_SIZE": "x"})
+
+
+SERVICE_LINKS = {
+    "PYKV_SERVICE_HOST": "10.0.0.1",
+    "PYKV_SERVICE_PORT": "1234",
+    "PYKV_SERVICE_PORT_GRPC": "1234",
+    "PYKV_PORT": "tcp://10.0.0.1:1234",
+    "PYKV_PORT_1234_TCP": "tcp://10.0.0.1:1234",
+    "PYKV_PORT_1234_TCP_PROTO": "tcp",
+    "PYKV_PORT_1234_TCP_PORT": "1234",
+    "PYKV_PORT_1234_TCP_ADDR": "10.0.0.1",
+    "PYKV_METRICS_SERVICE_HOST": "10.0.0.2",
+    "PYKV_METRICS_PORT": "tcp://10.0.0.2:9090",
+}
+
+
+def test_what_kubernetes_tells_of_services_is_no_option():
+    assert read(environment=SERVICE_LINKS) == ServeOptions()
+    assert read(environment=SERVICE_LINKS | {"PYKV_PORT": "7"}).port == 7
+    with pytest.raises(ConfigError, match="PYKV_BLOCK_SIZE"):
+        read(environment=SERVICE_LINKS | {"PYKV_BLOCK_SIZE": "tcp://10.0.0.1:1234"})
 
 
 def test_an_unknown_variable_is_refused_by_name():

@@ -20,6 +20,7 @@ SECONDS = float(os.environ.get("SOAK_SECONDS", "8"))
 ZERO = (
     "num_requests_running",
     "num_requests_waiting",
+    "num_requests_paused",
     "num_live_requests",
     "kv_cache_usage_perc",
     "calls_in_flight",
@@ -31,8 +32,11 @@ MEMORY_BYTES = 24 * 2**20
 async def test_everything_is_back_at_the_end(
     start_daemon, make_real_engine, open_raw, framed, make_soak, eventually
 ):
-    engine = make_real_engine(max_num_seqs=16, max_num_batched_tokens=256, max_queued_requests=32)
-    daemon = await start_daemon(engine, metrics_port=0, stall_timeout=0.5)
+    engine = make_real_engine(
+        max_pending_tokens=64, max_num_seqs=16, max_num_batched_tokens=256, max_queued_requests=32
+    )
+    limits = {"stall_timeout": 0.5, "request_timeout": 0.5, "connections_per_second": 1000.0}
+    daemon = await start_daemon(engine, metrics_port=0, **limits)
     constant = await open_raw(address=daemon.address)
     process = psutil.Process(os.getpid())
 
@@ -65,13 +69,14 @@ async def test_everything_is_back_at_the_end(
     assert after == before
     assert memory_after - memory < MEMORY_BYTES
     stats = engine.stats()
+    assert stats.num_pauses > 0
     assert stats.blocks_active == stats.num_running == stats.num_waiting == stats.tokens_held == 0
     assert stats.blocks_free + stats.blocks_cached == stats.blocks_total
     engine.engine.steps.check()
     metrics = await asyncio.to_thread(scrape, daemon.daemon.metrics_address)
     for name in ZERO:
         assert metrics[f"pykv:{name}"] == 0
-    assert metrics["pykv:connections"] == 1
+    assert metrics["pykv:connections"] == daemon.daemon._server._peers._num_open == 1
     # h2 gives a window back in parts: what it has noted of it counts
     assert window.current_window_size + window._bytes_processed == window.max_window_size
     async with Client(daemon.address) as client:

@@ -182,7 +182,7 @@ async def test_a_call_that_is_reset_as_it_comes_gets_no_task(raw, framed, monkey
 @pytest.mark.asyncio
 async def test_errors_that_make_the_server_reset_a_call_count_as_resets(raw, client):
     """A window that overflows is the client's error, which ends its stream alone."""
-    for _ in range(950):
+    for _ in range(1500):
         stream_id = raw.request(GENERATE, end_stream=False)
         raw.writer.write(raw.h2.data_to_send())
         raw.writer.write(b"\0\0\4\x08\0" + stream_id.to_bytes(4, "big") + b"\x7f\xff\xff\xff")

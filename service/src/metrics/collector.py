@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -13,6 +13,7 @@ from pykv.service.calls import Calls
 from pykv.service.health import HealthState
 from pykv.service.metrics.families import counted_families, description_families, timed_families
 from pykv.service.served import ServedModel, TokenEngine
+from pykv.service.transport import CallServer
 
 __all__ = ["DaemonCollector"]
 
@@ -25,15 +26,15 @@ class DaemonCollector(Collector):
 
     Args:
         aliases: "vllm" gives what vLLM has under its names too; "none".
-        num_connections: connections that are open.
+        server: whose connections are counted.
     """
 
     def __init__(
-        self, gate: Gate, calls: Calls, health: HealthState, aliases: str, num_connections: Callable[[], int]
+        self, gate: Gate, calls: Calls, health: HealthState, aliases: str, server: CallServer
     ) -> None:
         self._gate, self._calls, self._health = gate, calls, health
         self._prefixes = PREFIXES[aliases]
-        self._num_connections = num_connections
+        self._server = server
         self._served: ServedModel | None = None
         self._asking = threading.Lock()
 
@@ -68,8 +69,14 @@ class DaemonCollector(Collector):
         ready.add_metric([], float(self._health.is_ready))
         yield ready
         connections = GaugeMetricFamily("pykv:connections", "Connections that are open.")
-        connections.add_metric([], self._num_connections())
+        connections.add_metric([], self._server.num_connections)
         yield connections
+        refused = CounterMetricFamily(
+            "pykv:connections_refused", "Connections that were refused, by the limit.", labels=["limit"]
+        )
+        for limit in ("max_connections", "max_connections_per_peer", "connections_per_second"):
+            refused.add_metric([limit], self._server.num_refused.get(limit, 0))
+        yield refused
         calls = GaugeMetricFamily("pykv:calls_in_flight", "Calls that have not ended.")
         calls.add_metric([], len(self._calls))
         yield calls

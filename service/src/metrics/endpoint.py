@@ -1,17 +1,21 @@
 """The HTTP endpoint that Prometheus scrapes."""
 
 import threading
+from collections.abc import Iterable
 from typing import Self
 from wsgiref.simple_server import WSGIServer
+from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 import anyio
 import anyio.to_thread
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CollectorRegistry, make_wsgi_app, start_http_server
 from prometheus_client.registry import Collector
 
 from pykv.errors import ConfigError
 
 __all__ = ["MetricsEndpoint"]
+
+PATH = "/metrics"
 
 
 class MetricsEndpoint:
@@ -32,6 +36,7 @@ class MetricsEndpoint:
             raise ConfigError(
                 f"metrics cannot listen on {host}, port {port}: {error.strerror or error}"
             ) from error
+        self._server.set_app(_at_path(make_wsgi_app(registry)))
 
     async def __aenter__(self) -> Self:
         return self
@@ -52,3 +57,15 @@ class MetricsEndpoint:
         host, port = self._server.server_address[:2]
         name = host.decode() if isinstance(host, (bytes, bytearray)) else str(host)
         return f"[{name}]:{port}" if ":" in name else f"{name}:{port}"
+
+
+def _at_path(metrics: WSGIApplication) -> WSGIApplication:
+    """Answers at the metrics' path only."""
+
+    def answer(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        if environ["PATH_INFO"] == PATH:
+            return metrics(environ, start_response)
+        start_response("404 Not Found", [("Content-Type", "text/plain; charset=utf-8")])
+        return [f"nothing is here; the metrics are at {PATH}\n".encode()]
+
+    return answer

@@ -6,7 +6,20 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-__all__ = ["FLAG", "PART", "SCALES", "SHARE", "SIZE", "SPACE", "TEXT", "Kind", "choice", "integer", "seconds"]
+__all__ = [
+    "FLAG",
+    "PART",
+    "SCALES",
+    "SHARE",
+    "SIZE",
+    "SPACE",
+    "TEXT",
+    "Kind",
+    "choice",
+    "integer",
+    "rate",
+    "seconds",
+]
 
 UNITS = {
     "": 1,
@@ -21,7 +34,7 @@ UNITS = {
     "tib": 2**40,
 }
 MOST = 2**48
-SIZE_PATTERN = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)")
+SIZE_PATTERN = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([a-z]*)")
 FLAGS = {
     "true": True,
     "1": True,
@@ -62,6 +75,11 @@ def seconds(low: float, high: float) -> Kind:
     )
 
 
+def rate(low: float, high: float) -> Kind:
+    """So many a second, in [low, high]."""
+    return Kind(lambda value: _within(_real(value), low, high), f"a number from {low:g} to {high:g}", "RATE")
+
+
 def choice(*words: str) -> Kind:
     """One of some words."""
     return Kind(lambda value: value if value in words else None, ", ".join(words), "|".join(words))
@@ -70,13 +88,20 @@ def choice(*words: str) -> Kind:
 def _integer(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, (int, str)):
         raise ValueError
-    return int(value)
+    return int(_ascii(value))
 
 
 def _real(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         raise ValueError
-    return float(value)
+    return float(_ascii(value))
+
+
+def _ascii(value: Any) -> Any:
+    """The value, unless it is a text with digits of another script, which Python would read."""
+    if isinstance(value, str) and not value.isascii():
+        raise ValueError
+    return value
 
 
 def _within(value: Any, low: float, high: float) -> Any:

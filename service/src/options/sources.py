@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 
 from pykv.errors import ConfigError
 from pykv.service.options.kinds import FLAG
+from pykv.service.options.service_links import is_service_link
 from pykv.service.options.table import ALTERNATIVES, ServeOptions, group_of, help_of, kind_of
 
 __all__ = ["OTHER_VARIABLES", "read_options"]
@@ -63,6 +64,8 @@ def _environment_values(environment: Mapping[str, str]) -> Values:
     known = {PREFIX + name.upper(): name for name in OPTIONS}
     values = {}
     for variable, value in environment.items():
+        if is_service_link(variable, value):
+            continue
         if variable in known:
             values[known[variable]] = _read(known[variable], value, variable)
         elif variable.startswith(PREFIX) and variable not in {CONFIG_VARIABLE, *OTHER_VARIABLES}:

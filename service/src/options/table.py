@@ -26,6 +26,7 @@ from pykv.service.options.kinds import (
     Kind,
     choice,
     integer,
+    rate,
     seconds,
 )
 from pykv.service.tls import TlsFiles
@@ -136,6 +137,30 @@ class ServeOptions:
     tenants: str | None = _option(
         None, TEXT, SECURITY, "TOML file of tenants, their credentials and limits; everybody if not set"
     )
+    max_connections: int = _option(
+        4096, integer(1), NETWORK, "connections at once; more are refused, and open files bound them too"
+    )
+    max_connections_per_peer: int = _option(
+        1024, integer(1), NETWORK, "of one IPv4 address or one /64 network of IPv6; a proxy is one peer"
+    )
+    connections_per_second: float = _option(
+        50.0, rate(0.1, 1e6), NETWORK, "that one peer may make in the long run, once it has made its most"
+    )
+    request_timeout: float = _option(
+        30.0,
+        seconds(0.1, 60),
+        NETWORK,
+        "how long a client may take to send one frame, or the request of a call",
+    )
+    control_frames_burst: int = _option(
+        1000,
+        integer(10),
+        NETWORK,
+        "resets, SETTINGS, PING and the like at once; then the connection is closed",
+    )
+    control_frames_per_second: float = _option(
+        200.0, rate(1, 1e6), NETWORK, "the same in the long run; small DATA and WINDOW_UPDATE count a tenth"
+    )
     max_streams: int = _option(4096, integer(1, 2**31 - 1), NETWORK, "calls at once on one connection")
     max_message_size: int = _option(16 * 2**20, SIZE, NETWORK, "size of a request; larger ones are refused")
     max_pending_tokens: int = _option(
@@ -179,6 +204,11 @@ class ServeOptions:
             )
         if self.tls_client_ca is not None and self.tls_cert is None:
             raise ConfigError("tls_client_ca is given without tls_cert and tls_key; allowed: with both")
+        if self.tls_client_auth == "optional" and self.tls_client_ca is None:
+            raise ConfigError(
+                "tls_client_auth is 'optional' without tls_client_ca; "
+                "allowed: with the authorities by which clients' certificates are checked"
+            )
         if self.tls_cert is None and not self.insecure_bind and not _is_loopback(self.host):
             raise ConfigError(
                 f"host is {self.host!r}, where others could read the plain text; "

@@ -1,4 +1,4 @@
-"""One connection: its settings, its end, and a watch on peers that do not read."""
+"""One connection: its settings, its end, and a watch on peers that do not read, do not write, or ask too much."""
 
 import asyncio
 from typing import cast
@@ -12,11 +12,12 @@ from h2.connection import H2Connection
 from h2.errors import ErrorCodes
 from h2.events import DataReceived, Event, RequestReceived, StreamReset
 from h2.settings import SettingCodes, Settings
-from hyperframe.frame import GoAwayFrame
+from hyperframe.frame import GoAwayFrame, SettingsFrame
 
 from pykv.service.transport.frame_meter import FrameMeter
 from pykv.service.transport.handler import CallHandler
 from pykv.service.transport.limits import TransportLimits
+from pykv.service.transport.peers import Peers, peer_of
 from pykv.service.transport.stream import BoundedStream
 from pykv.service.transport.writer import TickWriter
 
@@ -98,16 +99,25 @@ class ServerProtocol(H2Protocol):
         h2_config: H2Configuration,
         limits: TransportLimits,
         live: "set[ServerProtocol]",
+        peers: Peers,
     ) -> None:
         super().__init__(handler, config, h2_config)
         self._limits = limits
         self._live = live
+        self._peers = peers
         self._stalled: asyncio.TimerHandle | None = None
+        self._overdue: asyncio.TimerHandle | None = None
+        self._is_refused = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Says the settings, once, and waits for calls."""
+        """Says the settings, once, and waits for calls; or sends the client away."""
         self._transport = cast(asyncio.Transport, transport)
         self._writer = TickWriter(self._transport)
+        self._peer = peer_of(transport.get_extra_info("peername"))
+        limit = self._peers.admit(self._peer)
+        if limit is not None:
+            self._refuse(limit)
+            return
         h2 = H2Connection(config=self.h2_config)
         h2.local_settings = self._settings()
         h2.initiate_connection()
@@ -118,23 +128,35 @@ class ServerProtocol(H2Protocol):
         self.connection.initialize()
         self.processor = CallEvents(self.handler, self.connection)
         self._live.add(self)
+        self._expect_more()
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """Ends the calls of this connection."""
+        if self._is_refused:
+            return
         self._live.discard(self)
+        self._peers.leave(self._peer)
+        self._expect_nothing()
         self.resume_writing()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         """Takes what the client sent; one that sends too many resets or control frames is sent away."""
+        if self._is_refused:
+            return
         meter = self.connection.meter
         if meter.is_overdrawn:
             return  # what still came before the connection was closed
+        num_begun = meter.num_begun
         meter.read(data)
         if not meter.is_overdrawn:
             super().data_received(data)
         if meter.is_overdrawn:
-            self._send_away()
+            self._send_away("too many resets or control frames")
+        elif not meter.is_amid:
+            self._expect_nothing()
+        elif self._overdue is None or meter.num_begun > num_begun:
+            self._expect_more()
 
     def pause_writing(self) -> None:
         """Stops the streams; a peer that takes nothing for too long is cut off, with all its calls."""
@@ -174,18 +196,39 @@ class ServerProtocol(H2Protocol):
         }
         return Settings(client=False, initial_values=values)
 
-    def _send_away(self) -> None:
-        log.warning(
-            "connection closed",
-            reason="too many resets or control frames",
-            peer=self._transport.get_extra_info("peername"),
-        )
-        self._go_away(self.connection.h2.highest_inbound_stream_id, ErrorCodes.ENHANCE_YOUR_CALM)
-        self.processor.close("too many resets or control frames")
+    def _refuse(self, limit: str) -> None:
+        """Says why, in the only way that HTTP/2 has, and closes."""
+        self._is_refused = True
+        log.info("connection refused", limit=limit, peer=self._peer)
+        self._writer.write(SettingsFrame(0).serialize())
+        self._go_away(0, ErrorCodes.ENHANCE_YOUR_CALM, f"{limit} is reached")
+        self._writer.close()
 
-    def _go_away(self, last_stream_id: int, error_code: ErrorCodes = ErrorCodes.NO_ERROR) -> None:
+    def _expect_more(self) -> None:
+        """Gives the client its time for what it has begun to send."""
+        self._expect_nothing()
+        loop = asyncio.get_running_loop()
+        self._overdue = loop.call_later(
+            self._limits.request_seconds, self._send_away, "the rest of a frame did not come in time"
+        )
+
+    def _expect_nothing(self) -> None:
+        if self._overdue is not None:
+            self._overdue.cancel()
+            self._overdue = None
+
+    def _send_away(self, reason: str) -> None:
+        log.warning("connection closed", reason=reason, peer=self._transport.get_extra_info("peername"))
+        self._expect_nothing()
+        self._go_away(self.connection.h2.highest_inbound_stream_id, ErrorCodes.ENHANCE_YOUR_CALM, reason)
+        self.processor.close(reason)
+
+    def _go_away(
+        self, last_stream_id: int, error_code: ErrorCodes = ErrorCodes.NO_ERROR, reason: str = ""
+    ) -> None:
         """Writes the frame past h2, which would take the connection for closed."""
         frame = GoAwayFrame(0)
         frame.last_stream_id = last_stream_id
         frame.error_code = error_code
+        frame.additional_data = reason.encode()
         self._writer.write(frame.serialize())

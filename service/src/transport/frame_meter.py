@@ -9,17 +9,21 @@ __all__ = ["FrameMeter"]
 
 PREFACE_BYTES = 24
 HEADER_BYTES = 9
-DATA, HEADERS, WINDOW_UPDATE = 0x0, 0x1, 0x8
-END_STREAM = 0x1
-WINDOW_UPDATE_COST = 0.1
+DATA, HEADERS, WINDOW_UPDATE, CONTINUATION = 0x0, 0x1, 0x8, 0x9
+END_STREAM, END_HEADERS = 0x1, 0x4
+SMALL_DATA_BYTES = 256
+SMALL_COST = 0.1
 
 
 class FrameMeter:
     """Reads the headers of a connection's frames, before HTTP/2 is parsed: that is what such frames would cost.
 
     A reset, SETTINGS, PING, PRIORITY, CONTINUATION, an unknown frame, and DATA that is empty and ends nothing cost
-    1 each; WINDOW_UPDATE costs a tenth, since peers that read send many. The rest is free: streams and windows
-    bound it.
+    1 each; a tenth costs WINDOW_UPDATE, since peers that read send many, and DATA of less than 256 bytes that ends
+    nothing, since short messages are sent so. The rest is free: streams and windows bound it.
+
+    Attributes:
+        num_begun: frames that have begun, other than CONTINUATION.
     """
 
     def __init__(self, limits: TransportLimits, clock: Callable[[], float] = time.monotonic) -> None:
@@ -30,6 +34,14 @@ class FrameMeter:
         self._filled_at = clock()
         self._num_to_skip = PREFACE_BYTES
         self._cut_header = b""
+        self._awaits_continuation = False
+        self.num_begun = 0
+
+    @property
+    def is_amid(self) -> bool:
+        """Whether the peer owes its first frame, or the rest of a frame or of a block of headers."""
+        is_cut = bool(self._cut_header) or self._num_to_skip > 0
+        return is_cut or self._awaits_continuation or not self.num_begun
 
     @property
     def is_overdrawn(self) -> bool:
@@ -42,12 +54,19 @@ class FrameMeter:
         place, cost = self._num_to_skip, 0.0
         while place + HEADER_BYTES <= len(data):
             size = int.from_bytes(data[place : place + 3], "big")
-            cost += _cost(data[place + 3], data[place + 4], size)
+            kind, flags = data[place + 3], data[place + 4]
+            cost += _cost(kind, flags, size)
+            self._begin(kind, flags)
             place += HEADER_BYTES + size
         self._cut_header = data[place:]
         self._num_to_skip = max(place - len(data), 0)
         if cost:
             self.charge(cost)
+
+    def _begin(self, kind: int, flags: int) -> None:
+        self.num_begun += kind != CONTINUATION
+        if kind in (HEADERS, CONTINUATION):
+            self._awaits_continuation = not flags & END_HEADERS
 
     def charge(self, cost: float) -> None:
         """Takes from the allowance."""
@@ -59,7 +78,9 @@ class FrameMeter:
 
 def _cost(kind: int, flags: int, size: int) -> float:
     if kind == DATA:
-        return 0.0 if size or flags & END_STREAM else 1.0
+        if flags & END_STREAM or size >= SMALL_DATA_BYTES:
+            return 0.0
+        return SMALL_COST if size else 1.0
     if kind == WINDOW_UPDATE:
-        return WINDOW_UPDATE_COST
+        return SMALL_COST
     return 0.0 if kind == HEADERS else 1.0

@@ -1,4 +1,4 @@
-"""How much one client may ask of the transport."""
+"""How much clients may ask of the transport."""
 
 from dataclasses import dataclass
 
@@ -7,9 +7,14 @@ __all__ = ["TransportLimits"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransportLimits:
-    """The bounds of every connection.
+    """The bounds of all connections together, of one peer's, and of each.
 
     Args:
+        max_connections: connections that are open at once.
+        max_connections_per_peer: the same of one peer; so many it may make at once.
+        connections_per_second: connections that one peer may make in the long run.
+        request_seconds: how long a client may take for the connection's start, for one frame or block of headers, and
+            for the request message of a call.
         max_streams: calls at once on one connection.
         max_message_bytes: size of one received message; a larger one is refused before it is read.
         stall_seconds: how long a client may leave what was sent to it unread.
@@ -19,6 +24,10 @@ class TransportLimits:
             at once and in the long run; a connection with more is closed.
     """
 
+    max_connections: int = 4096
+    max_connections_per_peer: int = 1024
+    connections_per_second: float = 50.0
+    request_seconds: float = 30.0
     max_streams: int = 4096
     max_message_bytes: int = 16 * 2**20
     stall_seconds: float = 30.0

@@ -3,7 +3,7 @@
 import asyncio
 import socket
 import ssl
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 import anyio
 from google.protobuf.message import DecodeError
@@ -17,6 +17,7 @@ from grpclib.server import Server
 from pykv.service.transport.connection import ServerProtocol
 from pykv.service.transport.handler import CallHandler
 from pykv.service.transport.limits import TransportLimits
+from pykv.service.transport.peers import Peers
 
 __all__ = ["CallServer"]
 
@@ -54,6 +55,7 @@ class CallServer(Server):
         )
         self._limits = limits
         self._connections: set[ServerProtocol] = set()
+        self._peers = Peers(limits)
         self._socket: socket.socket | None = None
 
     async def listen(self, listener: socket.socket, tls: ssl.SSLContext | None = None) -> None:
@@ -73,6 +75,11 @@ class CallServer(Server):
     def num_connections(self) -> int:
         """Connections that are open."""
         return len(self._connections)
+
+    @property
+    def num_refused(self) -> Mapping[str, int]:
+        """Connections that were refused, by the name of the limit."""
+        return self._peers.num_refused
 
     def stop_listening(self) -> None:
         """Takes no more connections."""
@@ -129,7 +136,9 @@ class CallServer(Server):
         self.__gc_step__()
         handler = CallHandler(self._mapping, self._codec, self._status_details_codec, self.__dispatch__)
         self._handlers.add(handler)
-        return ServerProtocol(handler, self._config, self._h2_config, self._limits, self._connections)
+        return ServerProtocol(
+            handler, self._config, self._h2_config, self._limits, self._connections, self._peers
+        )
 
 
 def _configuration(limits: TransportLimits) -> Configuration:

@@ -1,5 +1,6 @@
 """One call's HTTP/2 stream, bounded in what it receives and in how long it waits for the client."""
 
+import asyncio
 import struct
 
 import anyio
@@ -37,18 +38,22 @@ class BoundedStream(Stream):
         super().__init__(connection, h2_connection, writer.as_transport(), stream_id=stream_id)
         self._limits = limits
         self._awaits_prefix = True
+        self._awaits_request = True
+        self._request_due = asyncio.get_running_loop().time() + limits.request_seconds
 
     async def recv_data(self, size: int) -> bytes:
         """Reads `size` bytes: of a prefix and of a message, in turn.
 
         Raises:
             GRPCError: the message is compressed, over the limit, or ends too early.
+            ClientTooSlowError: it is the call's first message, and did not come within `request_seconds`.
         """
         data = await self._read(size)
         if self._awaits_prefix and data:
             self._check_prefix(data)
         elif len(data) != size and not self._awaits_prefix:
             raise _cut_short()
+        self._awaits_request = self._awaits_request and self._awaits_prefix
         self._awaits_prefix = not self._awaits_prefix
         return data
 
@@ -76,6 +81,16 @@ class BoundedStream(Stream):
         return self._h2_connection.local_flow_control_window(self.id) >= num_bytes
 
     async def _read(self, size: int) -> bytes:
+        if not self._awaits_request:
+            return await self._read_whole(size)
+        try:
+            async with asyncio.timeout_at(self._request_due):
+                return await self._read_whole(size)
+        except TimeoutError:
+            seconds = self._limits.request_seconds
+            raise ClientTooSlowError(f"the request message did not come within {seconds:g} s") from None
+
+    async def _read_whole(self, size: int) -> bytes:
         try:
             return await super().recv_data(size)
         except AssertionError:  # grpclib's word for a stream that ended inside a message
