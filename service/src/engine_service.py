@@ -14,6 +14,8 @@ from pykv.errors import InvalidRequestError, PykvError
 from pykv.service.access import Gate
 from pykv.service.caller import Caller, log_end
 from pykv.service.errors import EngineStalledError, ModelLoadingError
+from pykv.service.kv_events import EventFeed
+from pykv.service.kv_events.messages import messages_of as messages_of_batch
 from pykv.service.messages import params_of, responses_of, stats_message
 from pykv.service.protocol import engine_pb2 as pb
 from pykv.service.requests import check_session_id, messages_of, prompt_of, receive
@@ -35,8 +37,9 @@ class FailedSequenceError(PykvError):
 class EngineService:
     """Serves one model, once it is loaded."""
 
-    def __init__(self, gate: Gate) -> None:
+    def __init__(self, gate: Gate, feed: EventFeed) -> None:
         self._gate = gate
+        self._feed = feed
         self._served: ServedModel | None = None
         self._stats_threads = anyio.CapacityLimiter(STATS_THREADS)
 
@@ -100,6 +103,19 @@ class EngineService:
             if entry.name in told
         }
         await stream.send_message(pb.GetModelResponse(**values))
+
+    async def SubscribeKvEvents(  # noqa: N802
+        self, stream: Stream[pb.SubscribeKvEventsRequest, pb.KvEventBatch]
+    ) -> None:
+        """Tells operators which blocks can be found, until they leave."""
+        account = self._gate.operator_of(stream)
+        with account.call():
+            request = await receive(stream)
+            self.model()
+            with self._feed.subscribe(request.next_sequence_number) as subscription:
+                async for batch in subscription.batches():
+                    for message in messages_of_batch(batch):
+                        await stream.send_message(message)
 
     async def GetStats(self, stream: Stream[pb.GetStatsRequest, pb.GetStatsResponse]) -> None:  # noqa: N802
         """Counts, taken in a thread: the engine's lock may be held by a step that hangs."""

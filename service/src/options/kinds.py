@@ -6,7 +6,20 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-__all__ = ["FLAG", "PART", "SCALES", "SHARE", "SIZE", "SPACE", "TEXT", "Kind", "choice", "integer", "seconds"]
+__all__ = [
+    "FLAG",
+    "PART",
+    "SCALES",
+    "SHARE",
+    "SIZE",
+    "SPACE",
+    "TEXT",
+    "ZMQ_ADDRESS",
+    "Kind",
+    "choice",
+    "integer",
+    "seconds",
+]
 
 UNITS = {
     "": 1,
@@ -22,6 +35,7 @@ UNITS = {
 }
 MOST = 2**48
 SIZE_PATTERN = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)")
+ZMQ_PATTERN = re.compile(r"ipc://.+|tcp://(\*|[^\s:/*]+|\[[0-9a-fA-F:]+\]):(\d{1,5}|\*)")
 FLAGS = {
     "true": True,
     "1": True,
@@ -125,6 +139,11 @@ def _share(value: Any) -> float | None:
     return number if 0.0 <= number < 1.0 else None
 
 
+ZMQ_ADDRESS = Kind(
+    lambda value: value if isinstance(value, str) and ZMQ_PATTERN.fullmatch(value) else None,
+    "an address of ZeroMQ to listen on, such as tcp://127.0.0.1:5557 or ipc:///run/pykv-events",
+    "ADDRESS",
+)
 TEXT = Kind(_text, "a text that is not empty", "TEXT")
 FLAG = Kind(_flag, "true or false", "BOOL")
 SIZE = Kind(_size, "a whole number of bytes from 1 to 256TiB, such as 2GiB, 500MB or 1048576", "SIZE")
