@@ -27,6 +27,7 @@ from pykv.service.servable import DescribedService
 from pykv.service.served import ModelDescription, ServedModel
 from pykv.service.shutdown import Shutdown
 from pykv.service.threads import run_in_daemon_thread
+from pykv.service.tracing import tracing_to
 from pykv.service.transport import CallServer, TransportLimits
 
 __all__ = ["LOAD_THREAD", "Daemon", "Loader"]
@@ -58,7 +59,8 @@ class Daemon:
         self._credentials = Credentials(options)
         self._gate = self._credentials.gate
         self._feed = EventFeed(options.keeps_kv_events)
-        self._engine_service = EngineService(self._gate, self._feed)
+        self._tracing = tracing_to(options.otlp_endpoint)
+        self._engine_service = EngineService(self._gate, self._feed, self._tracing)
         self._server = CallServer(self._services(), _limits(options))
         self._collector = DaemonCollector(
             self._gate,
@@ -81,7 +83,7 @@ class Daemon:
         self._address = address_of(listener)
         await self._server.listen(listener, self._credentials.tls)
         try:
-            async with self._metrics_endpoint():
+            async with self._metrics_endpoint(), self._tracing:
                 await self._run()
         finally:
             with anyio.CancelScope(shield=True):

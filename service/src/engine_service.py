@@ -8,9 +8,11 @@ from typing import Any
 import anyio
 from grpclib.server import Stream
 
+from pykv.engine.delta_stream import DeltaStream
 from pykv.engine.outputs import OutputDelta
 from pykv.engine.stats import EngineStats
 from pykv.errors import InvalidRequestError, PykvError
+from pykv.sampling import SamplingParams
 from pykv.service.access import Gate
 from pykv.service.caller import Caller, log_end
 from pykv.service.errors import EngineStalledError, ModelLoadingError
@@ -20,6 +22,7 @@ from pykv.service.messages import params_of, responses_of, stats_message
 from pykv.service.protocol import engine_pb2 as pb
 from pykv.service.requests import check_session_id, messages_of, prompt_of, receive
 from pykv.service.served import ModelDescription, ServedModel, TokenEngine
+from pykv.service.tracing import Tracing
 
 __all__ = ["EngineService", "FailedSequenceError"]
 
@@ -37,9 +40,10 @@ class FailedSequenceError(PykvError):
 class EngineService:
     """Serves one model, once it is loaded."""
 
-    def __init__(self, gate: Gate, feed: EventFeed) -> None:
+    def __init__(self, gate: Gate, feed: EventFeed, tracing: Tracing) -> None:
         self._gate = gate
         self._feed = feed
+        self._tracing = tracing
         self._served: ServedModel | None = None
         self._stats_threads = anyio.CapacityLimiter(STATS_THREADS)
 
@@ -57,8 +61,9 @@ class EngineService:
                 prompt = prompt_of(request, served.description.max_model_len)
                 params = params_of(request.sampling)
                 deltas = served.engine.generate(prompt, params, **caller.names())
+                traced = self.traced(deltas, "text_completion", caller, params, stream)
                 with caller.charged(prompt, deltas):
-                    await _pass_on(deltas, caller, stream)
+                    await _pass_on(traced, caller, stream)
 
     async def Chat(self, stream: Stream[pb.ChatRequest, pb.GenerateResponse]) -> None:  # noqa: N802
         """Answers a conversation."""
@@ -70,8 +75,9 @@ class EngineService:
                 messages = messages_of(request)
                 params = params_of(request.sampling)
                 deltas = served.engine.chat(messages, params, **caller.names())
+                traced = self.traced(deltas, "chat", caller, params, stream)
                 with caller.charged("".join(message["content"] for message in messages), deltas):
-                    await _pass_on(deltas, caller, stream)
+                    await _pass_on(traced, caller, stream)
 
     async def Abort(self, stream: Stream[pb.AbortRequest, pb.AbortResponse]) -> None:  # noqa: N802
         """Ends a request by its name."""
@@ -136,6 +142,24 @@ class EngineService:
                 engine.stats, abandon_on_cancel=True, limiter=self._stats_threads
             )
         raise EngineStalledError(f"the engine did not give its counts within {STATS_SECONDS:g} s")
+
+    def traced(
+        self,
+        deltas: DeltaStream,
+        operation: str,
+        caller: Caller,
+        params: SamplingParams,
+        stream: Stream[Any, Any],
+    ) -> Deltas:
+        """The same deltas, whose request is a span where traces were asked for."""
+        return self._tracing.traced(
+            deltas,
+            operation,
+            model=self.model().description.name,
+            request_id=caller.request_id,
+            params=params,
+            metadata=stream.metadata,
+        )
 
     def model(self) -> ServedModel:
         """What is served.

@@ -66,8 +66,9 @@ class GatewayService:
                 prompt, params = prompt_of(request), params_of(request.sampling_params)
                 deltas = served.engine.generate(prompt, params, **caller.names())
                 answer = _Answer(stream, caller, len(prompt) if isinstance(prompt, tuple) else 0)
+                traced = self._engine_service.traced(deltas, "text_completion", caller, params, stream)
                 with caller.charged(prompt, deltas):
-                    await (answer.stream(deltas) if request.stream else answer.whole(deltas))
+                    await (answer.stream(traced) if request.stream else answer.whole(traced))
 
     async def Abort(self, stream: AnyStream) -> None:  # noqa: N802
         """Ends requests by their names; their streams end with the finish reason "abort"."""

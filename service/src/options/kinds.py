@@ -14,6 +14,7 @@ __all__ = [
     "SIZE",
     "SPACE",
     "TEXT",
+    "URL",
     "ZMQ_ADDRESS",
     "Kind",
     "choice",
@@ -35,6 +36,7 @@ UNITS = {
 }
 MOST = 2**48
 SIZE_PATTERN = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)")
+URL_PATTERN = re.compile(r"https?://[^\s/]+(/\S*)?")
 ZMQ_PATTERN = re.compile(r"ipc://.+|tcp://(\*|[^\s:/*]+|\[[0-9a-fA-F:]+\]):(\d{1,5}|\*)")
 FLAGS = {
     "true": True,
@@ -139,6 +141,11 @@ def _share(value: Any) -> float | None:
     return number if 0.0 <= number < 1.0 else None
 
 
+URL = Kind(
+    lambda value: value if isinstance(value, str) and URL_PATTERN.fullmatch(value) else None,
+    "a URL of http or https, such as http://127.0.0.1:4318",
+    "URL",
+)
 ZMQ_ADDRESS = Kind(
     lambda value: value if isinstance(value, str) and ZMQ_PATTERN.fullmatch(value) else None,
     "an address of ZeroMQ to listen on, such as tcp://127.0.0.1:5557 or ipc:///run/pykv-events",

@@ -23,6 +23,7 @@ from pykv.service.options.kinds import (
     SIZE,
     SPACE,
     TEXT,
+    URL,
     ZMQ_ADDRESS,
     Kind,
     choice,
@@ -165,6 +166,9 @@ class ServeOptions:
     )
     kv_events_zmq_replay: str | None = _option(
         None, ZMQ_ADDRESS, OPERATION, "answer here who missed some of them"
+    )
+    otlp_endpoint: str | None = _option(
+        None, URL, OPERATION, "send OpenTelemetry traces here, such as http://127.0.0.1:4318; none if not set"
     )
     progress_timeout: float = _option(
         120.0, seconds(0.1, 86400), OPERATION, "without progress the engine is not ready"
