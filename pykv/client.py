@@ -136,6 +136,20 @@ class Client:
         request = pb.EndSessionRequest(session_id=session_id)
         return (await self._ask("EndSession", request, pb.EndSessionResponse)).ended
 
+    async def kv_events(self, next_sequence_number: int = 0) -> AsyncGenerator[pb.KvEventBatch, None]:
+        """Streams which blocks can be found in the server's cache: a snapshot, then what changes.
+
+        Args:
+            next_sequence_number: of the batch that is expected; where that comes next there is no snapshot.
+        """
+        request = pb.SubscribeKvEventsRequest(next_sequence_number=next_sequence_number)
+        stream: Stream[Any, pb.KvEventBatch] = self._open("SubscribeKvEvents", None)
+        with raising_typed(stream, self._address):
+            async with stream:
+                await stream.send_message(request, end=True)
+                async for batch in stream:
+                    yield batch
+
     async def get_model(self) -> ModelDescription:
         """What the server serves."""
         reply = await self._ask("GetModel", pb.GetModelRequest(), pb.GetModelResponse)

@@ -213,14 +213,19 @@ class AsyncEngine:
         """Sets a tenant's share of the cache; see `Engine.set_cache_share`."""
         self.engine.set_cache_share(tenant, share)
 
-    def listen_to_events(self, listener: Callable[[KvEvents], None] | None) -> None:
-        """Sets who is told what has happened to cached blocks: one listener, or None.
+    def listen_to_events(self, listener: Callable[[KvEvents], None] | None) -> int:
+        """Sets who is told what happens to cached blocks: one listener, or None. What waits to be taken is dropped.
 
-        It is called on the engine's thread behind each step in which something has, with all of it since the last
-        call, so it must hand the events on at once and not raise. While there is none nothing is taken, and the oldest
-        events are dropped: begin with `snapshot_events`.
+        It is called on the engine's thread behind each step in which something has happened, with all of it since the
+        last call, so it must hand the events on at once and not raise. While there is none nothing is taken, and beyond
+        `max_kv_events` the oldest are dropped.
+
+        Returns:
+            The number of the first event that the listener is told; `snapshot_events` has those before it.
         """
+        dropped = self.engine.take_events()
         self._thread.event_listener = listener
+        return dropped.sequence + len(dropped)
 
     def snapshot_events(self) -> KvEvents:
         """Returns all cached blocks as if each had just been stored; see `Scheduler.snapshot_events`."""

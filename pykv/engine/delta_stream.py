@@ -125,9 +125,18 @@ class DeltaStream(AsyncGenerator[OutputDelta, None]):
     ) -> None:
         self._open_channel: Callable[[], Awaitable[Channel]] | None = open_channel
         self.num_prompt_tokens: int | None = None
+        self._request: Request | None = None
         self._abandon = abandon
         self._channel: Channel | None = None
         self._ended = False
+
+    @property
+    def queue_seconds(self) -> float | None:
+        """How long the request waited for the first step that computes for it; None as long as there was none."""
+        request = self._request
+        if request is None or request.started_at is None:
+            return None
+        return request.started_at - request.submitted_at
 
     async def __anext__(self) -> OutputDelta:
         if self._ended:
@@ -171,6 +180,7 @@ class DeltaStream(AsyncGenerator[OutputDelta, None]):
             opening, self._open_channel = self._open_channel, None
             channel = await opening()
             self.num_prompt_tokens = channel.num_prompt_tokens
+            self._request = channel.request
             if self._ended:  # left meanwhile
                 self._abandon(channel)
                 return None

@@ -7,14 +7,17 @@ from pathlib import Path
 
 import anyio
 import structlog
+from anyio.abc import TaskGroup
 from grpclib._typing import IServable
 from grpclib.health.service import Health
 from grpclib.reflection.service import ServerReflection
 
+from pykv.extras import needs_extra
 from pykv.service.access import Gate
 from pykv.service.calls import Calls, guarded
 from pykv.service.engine_service import EngineService
 from pykv.service.health import HealthState, watch_engine
+from pykv.service.kv_events import EventFeed
 from pykv.service.listening import address_of, bind
 from pykv.service.metrics import DaemonCollector, MetricsEndpoint
 from pykv.service.options import ServeOptions
@@ -24,6 +27,7 @@ from pykv.service.servable import DescribedService
 from pykv.service.served import ModelDescription, ServedModel
 from pykv.service.shutdown import Shutdown
 from pykv.service.threads import run_in_daemon_thread
+from pykv.service.tracing import tracing_to
 from pykv.service.transport import CallServer, TransportLimits
 
 __all__ = ["LOAD_THREAD", "Daemon", "Loader"]
@@ -54,7 +58,9 @@ class Daemon:
         self._address = ""
         self._credentials = Credentials(options)
         self._gate = self._credentials.gate
-        self._engine_service = EngineService(self._gate)
+        self._feed = EventFeed(options.keeps_kv_events)
+        self._tracing = tracing_to(options.otlp_endpoint)
+        self._engine_service = EngineService(self._gate, self._feed, self._tracing)
         self._server = CallServer(self._services(), _limits(options))
         self._collector = DaemonCollector(
             self._gate,
@@ -64,6 +70,7 @@ class Daemon:
             self._server,
         )
         self._metrics: MetricsEndpoint | None = None
+        self._zmq_addresses = ("", "")
 
     async def run(self) -> None:
         """Serves until a signal asks for the end.
@@ -76,7 +83,7 @@ class Daemon:
         self._address = address_of(listener)
         await self._server.listen(listener, self._credentials.tls)
         try:
-            async with self._metrics_endpoint():
+            async with self._metrics_endpoint(), self._tracing:
                 await self._run()
         finally:
             with anyio.CancelScope(shield=True):
@@ -99,6 +106,11 @@ class Daemon:
         """HOST:PORT of the metrics; empty where there are none."""
         return "" if self._metrics is None else self._metrics.address
 
+    @property
+    def zmq_addresses(self) -> tuple[str, str]:
+        """Where KV events are published, and replayed; empty where they are not."""
+        return self._zmq_addresses
+
     async def reload(self) -> None:
         """Reads the files of credentials again, as SIGHUP does."""
         await self._credentials.reload(self._server)
@@ -117,15 +129,30 @@ class Daemon:
             return
         async with served.engine, anyio.create_task_group() as tasks:
             self._credentials.shares.serve(served.engine.set_cache_share)
+            self._feed.serve(served.engine)
             self._engine_service.serve(served)
             self._collector.serve(served)
+            await self._start_publishing(tasks, served.description.block_size)
             tasks.start_soon(
                 watch_engine, served.engine, self._health, self._calls, self._options.progress_timeout
             )
             self._announce(served.description)
             await self._shutdown.wait_requested()
+            self._feed.close()  # who subscribes would not end by itself
             await self._shutdown.drain(self._server, self._calls, self._health, self._options.drain_timeout)
             tasks.cancel_scope.cancel()
+
+    async def _start_publishing(self, tasks: TaskGroup, block_size: int) -> None:
+        """Publishes KV events over ZeroMQ, where that was asked for."""
+        options = self._options
+        if options.kv_events_zmq is None:
+            return
+        with needs_extra("--kv-events-zmq", "zmq"):
+            from pykv.service.kv_events.zmq_publisher import ZmqPublisher
+        publisher = ZmqPublisher(self._feed, options.kv_events_zmq, options.kv_events_zmq_replay, block_size)
+        await tasks.start(publisher.run)
+        self._zmq_addresses = publisher.address, publisher.replay_address
+        log.info("KV events published", address=publisher.address, replay_address=publisher.replay_address)
 
     async def _load_unless_ended(self) -> ServedModel | None:
         """None: the end was asked for while the model was being loaded."""
@@ -168,7 +195,7 @@ class Daemon:
     def _services(self) -> list[IServable]:
         engines: list[IServable] = [
             DescribedService(DESCRIPTOR.services_by_name["Engine"], self._engine_service),
-            *_gateway_services(self._gate, self._engine_service, self._health),
+            *_gateway_services(self._gate, self._engine_service, self._health, self._feed),
         ]
         others = ServerReflection.extend([*engines, self._health.service(engines[0])])[len(engines) :]
         other_calls = Calls()
@@ -193,13 +220,15 @@ class Daemon:
             yield
 
 
-def _gateway_services(gate: Gate, engine_service: EngineService, health: HealthState) -> list[IServable]:
+def _gateway_services(
+    gate: Gate, engine_service: EngineService, health: HealthState, feed: EventFeed
+) -> list[IServable]:
     """The gateway's protocol, where its messages are installed."""
     if find_spec("smg_grpc_proto") is None:
         return []
     from pykv.service.gateway import GatewayService, gateway_descriptor
 
-    return [DescribedService(gateway_descriptor(), GatewayService(gate, engine_service, health))]
+    return [DescribedService(gateway_descriptor(), GatewayService(gate, engine_service, health, feed))]
 
 
 def _limits(options: ServeOptions) -> TransportLimits:

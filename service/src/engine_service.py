@@ -8,16 +8,21 @@ from typing import Any
 import anyio
 from grpclib.server import Stream
 
+from pykv.engine.delta_stream import DeltaStream
 from pykv.engine.outputs import OutputDelta
 from pykv.engine.stats import EngineStats
 from pykv.errors import InvalidRequestError, PykvError
+from pykv.sampling import SamplingParams
 from pykv.service.access import Gate
 from pykv.service.caller import Caller, log_end
 from pykv.service.errors import EngineStalledError, ModelLoadingError
+from pykv.service.kv_events import EventFeed
+from pykv.service.kv_events.messages import messages_of as messages_of_batch
 from pykv.service.messages import params_of, responses_of, stats_message
 from pykv.service.protocol import engine_pb2 as pb
 from pykv.service.requests import check_session_id, messages_of, prompt_of, receive
 from pykv.service.served import ModelDescription, ServedModel, TokenEngine
+from pykv.service.tracing import Tracing
 
 __all__ = ["EngineService", "FailedSequenceError"]
 
@@ -35,8 +40,10 @@ class FailedSequenceError(PykvError):
 class EngineService:
     """Serves one model, once it is loaded."""
 
-    def __init__(self, gate: Gate) -> None:
+    def __init__(self, gate: Gate, feed: EventFeed, tracing: Tracing) -> None:
         self._gate = gate
+        self._feed = feed
+        self._tracing = tracing
         self._served: ServedModel | None = None
         self._stats_threads = anyio.CapacityLimiter(STATS_THREADS)
 
@@ -54,8 +61,9 @@ class EngineService:
                 prompt = prompt_of(request, served.description.max_model_len)
                 params = params_of(request.sampling)
                 deltas = served.engine.generate(prompt, params, **caller.names())
+                traced = self.traced(deltas, "text_completion", caller, params, stream)
                 with caller.charged(prompt, deltas):
-                    await _pass_on(deltas, caller, stream)
+                    await _pass_on(traced, caller, stream)
 
     async def Chat(self, stream: Stream[pb.ChatRequest, pb.GenerateResponse]) -> None:  # noqa: N802
         """Answers a conversation."""
@@ -67,8 +75,9 @@ class EngineService:
                 messages = messages_of(request)
                 params = params_of(request.sampling)
                 deltas = served.engine.chat(messages, params, **caller.names())
+                traced = self.traced(deltas, "chat", caller, params, stream)
                 with caller.charged("".join(message["content"] for message in messages), deltas):
-                    await _pass_on(deltas, caller, stream)
+                    await _pass_on(traced, caller, stream)
 
     async def Abort(self, stream: Stream[pb.AbortRequest, pb.AbortResponse]) -> None:  # noqa: N802
         """Ends a request by its name."""
@@ -101,6 +110,19 @@ class EngineService:
         }
         await stream.send_message(pb.GetModelResponse(**values))
 
+    async def SubscribeKvEvents(  # noqa: N802
+        self, stream: Stream[pb.SubscribeKvEventsRequest, pb.KvEventBatch]
+    ) -> None:
+        """Tells operators which blocks can be found, until they leave."""
+        account = self._gate.operator_of(stream)
+        with account.call():
+            request = await receive(stream)
+            self.model()
+            with self._feed.subscribe(request.next_sequence_number) as subscription:
+                async for batch in subscription.batches():
+                    for message in messages_of_batch(batch):
+                        await stream.send_message(message)
+
     async def GetStats(self, stream: Stream[pb.GetStatsRequest, pb.GetStatsResponse]) -> None:  # noqa: N802
         """Counts, taken in a thread: the engine's lock may be held by a step that hangs."""
         self._gate.operator_of(stream)
@@ -120,6 +142,24 @@ class EngineService:
                 engine.stats, abandon_on_cancel=True, limiter=self._stats_threads
             )
         raise EngineStalledError(f"the engine did not give its counts within {STATS_SECONDS:g} s")
+
+    def traced(
+        self,
+        deltas: DeltaStream,
+        operation: str,
+        caller: Caller,
+        params: SamplingParams,
+        stream: Stream[Any, Any],
+    ) -> Deltas:
+        """The same deltas, whose request is a span where traces were asked for."""
+        return self._tracing.traced(
+            deltas,
+            operation,
+            model=self.model().description.name,
+            request_id=caller.request_id,
+            params=params,
+            metadata=stream.metadata,
+        )
 
     def model(self) -> ServedModel:
         """What is served.

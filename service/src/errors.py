@@ -7,6 +7,7 @@ __all__ = [
     "EngineStalledError",
     "ForbiddenError",
     "ModelLoadingError",
+    "NotServedError",
     "ShuttingDownError",
     "TenantLimitError",
     "UnauthenticatedError",
@@ -23,6 +24,10 @@ class EngineStalledError(PykvError):
 
 class ModelLoadingError(PykvError):
     """The model is not loaded yet; the call may be tried again later."""
+
+
+class NotServedError(PykvError):
+    """The daemon was started without what the call asks for."""
 
 
 class ShuttingDownError(PykvError):

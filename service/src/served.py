@@ -9,6 +9,7 @@ from pykv._core import most_blocks
 from pykv.engine.delta_stream import DeltaStream
 from pykv.engine.stats import EngineStats
 from pykv.engine.timing import TimingCounts
+from pykv.events import KvEvents
 from pykv.retention import Retention
 from pykv.sampling import SamplingParams
 
@@ -68,6 +69,12 @@ class TokenEngine(Protocol):
 
     def set_cache_share(self, tenant: bytes, share: float) -> None:
         """Sets the share of the blocks that a tenant's own cached ones may fill before they make room first."""
+
+    def listen_to_events(self, listener: Callable[[KvEvents], None] | None) -> int:
+        """Sets who is told, on the engine's thread, what happens to cached blocks; the number of the first event."""
+
+    def snapshot_events(self) -> KvEvents:
+        """All cached blocks as if each had just been stored."""
 
     def stats(self) -> EngineStats:
         """Counts at this moment; may wait for a step that plans."""

@@ -25,6 +25,7 @@ from pykv.service.errors import (
     EngineStalledError,
     ForbiddenError,
     ModelLoadingError,
+    NotServedError,
     ShuttingDownError,
     TenantLimitError,
     UnauthenticatedError,
@@ -60,6 +61,7 @@ STATUSES: tuple[tuple[type[BaseException], Status], ...] = (
     (EngineStalledError, Status.UNAVAILABLE),
     (ModelLoadingError, Status.UNAVAILABLE),
     (ShuttingDownError, Status.UNAVAILABLE),
+    (NotServedError, Status.UNIMPLEMENTED),
     (PoisonedError, Status.INTERNAL),
     (PykvError, Status.INTERNAL),
 )

@@ -8,9 +8,13 @@ import contextlib
 import os
 import shutil
 import socket
+import urllib.request
 from pathlib import Path
 
 import pytest
+
+from pykv.client import Client
+from pykv.sampling import SamplingParams
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.long]
 
@@ -20,14 +24,15 @@ START_SECONDS = 60.0
 
 
 @contextlib.asynccontextmanager
-async def gateway(daemon, log):
-    """Runs the gateway until the end of the block; yields the URL of its HTTP API."""
+async def gateway(log, *daemons, metrics_port=None):
+    """Runs the gateway until the end of the block; yields a client of its HTTP API."""
     openai = pytest.importorskip("openai")
     if SMG is None:
         pytest.skip("the program smg is not installed: `make gateway` brings it")
-    port, metrics_port = free_ports(2)
+    port, other_port = free_ports(2)
+    metrics_port = metrics_port or other_port
     arguments = [
-        *("--worker-urls", f"grpc://{daemon.address}"),
+        *("--worker-urls", *(f"grpc://{daemon.address}" for daemon in daemons)),
         *("--host", "127.0.0.1", "--port", str(port)),
         *("--prometheus-host", "127.0.0.1", "--prometheus-port", str(metrics_port)),
     ]
@@ -68,12 +73,15 @@ def start_tiny(start_daemon, tiny_runner, make_real_engine):
     from pykv.service.loading import describe
     from pykv.service.tokenizer_archive import tokenizer_archive
 
-    async def start():
-        engine = make_real_engine()
+    async def start(max_kv_events=0):
+        engine = make_real_engine(max_kv_events=max_kv_events)
         runner, tokenizer = tiny_runner
         description = describe(engine.engine, runner)
         return await start_daemon(
-            engine, description, archive=lambda: tokenizer_archive(tokenizer, runner.config)
+            engine,
+            description,
+            archive=lambda: tokenizer_archive(tokenizer, runner.config),
+            max_kv_events=max_kv_events,
         )
 
     return start
@@ -81,7 +89,7 @@ def start_tiny(start_daemon, tiny_runner, make_real_engine):
 
 async def test_chat_and_completions_streamed_and_whole_and_an_abort(start_tiny, tmp_path, eventually):
     daemon = await start_tiny()
-    async with gateway(daemon, tmp_path / "smg.log") as client:
+    async with gateway(tmp_path / "smg.log", daemon) as client:
         model = (await client.models.list()).data[0].id
         question = [{"role": "user", "content": "hi there"}]
         options = {"model": model, "max_tokens": 12, "temperature": 0, "seed": 7}
@@ -119,3 +127,43 @@ async def test_chat_and_completions_streamed_and_whole_and_an_abort(start_tiny, 
 
         await eventually(is_idle)
         assert daemon.engine.stats().blocks_active == 0
+
+
+async def test_the_gateway_learns_from_events_which_daemon_has_a_prompt(start_tiny, tmp_path, eventually):
+    """The daemons are given the prompts behind its back: nothing but their events can tell it."""
+    daemons = [await start_tiny(max_kv_events=10_000) for _ in range(2)]
+    (metrics_port,) = free_ports(1)
+    prompts = [f"{number} is the number of this prompt, which is rather long. " * 4 for number in range(8)]
+    params = SamplingParams(max_tokens=1, temperature=0, ignore_eos=True)
+    async with gateway(tmp_path / "smg.log", *daemons, metrics_port=metrics_port) as client:
+        model = (await client.models.list()).data[0].id
+
+        async def are_followed():
+            return all(len(daemon.daemon._feed._subscriptions) > 0 for daemon in daemons)
+
+        await eventually(are_followed, seconds=60)
+        for number, prompt in enumerate(prompts):
+            async with Client(daemons[number % 2].address) as direct:
+                assert [delta async for delta in direct.generate(prompt, params)]
+
+        async def are_applied():
+            return await asyncio.to_thread(scraped, metrics_port) == [4, 4]
+
+        await eventually(are_applied)
+        before = [daemon.engine.stats().prefix_hit_tokens for daemon in daemons]
+        num_tokens = 0
+        for prompt in prompts:
+            answer = await client.completions.create(prompt=prompt, model=model, max_tokens=1, temperature=0)
+            num_tokens += answer.usage.prompt_tokens
+        after = [daemon.engine.stats().prefix_hit_tokens for daemon in daemons]
+    assert sum(after) - sum(before) > 0.9 * num_tokens, "requests went where their prompts were not"
+
+
+def scraped(port):
+    """How many batches of events the gateway has applied, of each daemon."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as reply:
+        lines = reply.read().decode().splitlines()
+    applied = [
+        line for line in lines if line.startswith("smg_kv_event_batches_total") and '"applied"' in line
+    ]
+    return [int(float(line.rpartition(" ")[2])) for line in applied]

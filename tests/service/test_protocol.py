@@ -96,5 +96,5 @@ async def test_reflection_names_the_services_and_gives_the_definition(daemon):
     channel.close()
     definition = FileDescriptorProto.FromString(reply.file_descriptor_proto[0])
     assert [method.name for method in definition.service[0].method] == [
-        "Generate", "Chat", "Abort", "EndSession", "GetModel", "GetStats",
+        "Generate", "Chat", "Abort", "EndSession", "GetModel", "SubscribeKvEvents", "GetStats",
     ]  # fmt: skip

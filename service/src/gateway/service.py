@@ -20,8 +20,10 @@ from pykv.engine.outputs import OutputDelta
 from pykv.service.access import Gate
 from pykv.service.caller import Caller, log_end
 from pykv.service.engine_service import EngineService, FailedSequenceError
+from pykv.service.gateway.kv_events import batches_of
 from pykv.service.gateway.messages import chunk_of, complete_of, params_of, prompt_of
 from pykv.service.health import HealthState
+from pykv.service.kv_events import EventFeed
 from pykv.service.requests import receive, request_id_of
 from pykv.service.tokenizer_archive import tokenizer_chunks
 
@@ -44,8 +46,11 @@ class GatewayService:
         engine_service: knows the model, once it is loaded.
     """
 
-    def __init__(self, gate: Gate, engine_service: EngineService, health: HealthState) -> None:
+    def __init__(
+        self, gate: Gate, engine_service: EngineService, health: HealthState, feed: EventFeed
+    ) -> None:
         self._gate = gate
+        self._feed = feed
         self._engine_service = engine_service
         self._health = health
         self._start = time.monotonic()
@@ -61,8 +66,9 @@ class GatewayService:
                 prompt, params = prompt_of(request), params_of(request.sampling_params)
                 deltas = served.engine.generate(prompt, params, **caller.names())
                 answer = _Answer(stream, caller, len(prompt) if isinstance(prompt, tuple) else 0)
+                traced = self._engine_service.traced(deltas, "text_completion", caller, params, stream)
                 with caller.charged(prompt, deltas):
-                    await (answer.stream(deltas) if request.stream else answer.whole(deltas))
+                    await (answer.stream(traced) if request.stream else answer.whole(traced))
 
     async def Abort(self, stream: AnyStream) -> None:  # noqa: N802
         """Ends requests by their names; their streams end with the finish reason "abort"."""
@@ -174,8 +180,15 @@ class GatewayService:
         await self._refuse(stream, "profiling is not served")
 
     async def SubscribeKvEvents(self, stream: AnyStream) -> None:  # noqa: N802
-        """Not served: the scheduler publishes no events yet. The gateway then routes by what it sent where."""
-        await self._refuse(stream, "cache events are not served")
+        """Tells operators which blocks can be found; without events the gateway routes by what it sent where."""
+        account = self._gate.operator_of(stream)
+        with account.call():
+            request = await receive(stream)
+            block_size = self._engine_service.model().description.block_size
+            with self._feed.subscribe(request.start_sequence_number) as subscription:
+                async for batch in subscription.batches():
+                    for message in batches_of(batch, block_size):
+                        await stream.send_message(message)
 
     async def _refuse(self, stream: AnyStream, message: str) -> None:
         self._gate.account_of(stream)

@@ -14,6 +14,8 @@ __all__ = [
     "SIZE",
     "SPACE",
     "TEXT",
+    "URL",
+    "ZMQ_ADDRESS",
     "Kind",
     "choice",
     "integer",
@@ -35,6 +37,8 @@ UNITS = {
 }
 MOST = 2**48
 SIZE_PATTERN = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([a-z]*)")
+URL_PATTERN = re.compile(r"https?://[^\s/]+(/\S*)?")
+ZMQ_PATTERN = re.compile(r"ipc://.+|tcp://(\*|[^\s:/*]+|\[[0-9a-fA-F:]+\]):([0-9]{1,5}|\*)")
 FLAGS = {
     "true": True,
     "1": True,
@@ -150,6 +154,16 @@ def _share(value: Any) -> float | None:
     return number if 0.0 <= number < 1.0 else None
 
 
+URL = Kind(
+    lambda value: value if isinstance(value, str) and URL_PATTERN.fullmatch(value) else None,
+    "a URL of http or https, such as http://127.0.0.1:4318",
+    "URL",
+)
+ZMQ_ADDRESS = Kind(
+    lambda value: value if isinstance(value, str) and ZMQ_PATTERN.fullmatch(value) else None,
+    "an address of ZeroMQ to listen on, such as tcp://127.0.0.1:5557 or ipc:///run/pykv-events",
+    "ADDRESS",
+)
 TEXT = Kind(_text, "a text that is not empty", "TEXT")
 FLAG = Kind(_flag, "true or false", "BOOL")
 SIZE = Kind(_size, "a whole number of bytes from 1 to 256TiB, such as 2GiB, 500MB or 1048576", "SIZE")

@@ -23,6 +23,8 @@ from pykv.service.options.kinds import (
     SIZE,
     SPACE,
     TEXT,
+    URL,
+    ZMQ_ADDRESS,
     Kind,
     choice,
     integer,
@@ -38,6 +40,8 @@ NETWORK, SECURITY, OPERATION = "network", "security", "operation"
 
 ALTERNATIVES = (frozenset({"num_blocks", "kv_memory"}),)
 """Options of which one source gives one: a source that gives it overrules the other in weaker sources."""
+
+DEFAULT_KV_EVENTS = 2**16
 
 ENGINE_NAMES = {"kv_memory": "kv_memory_bytes", "swap_space": "swap_space_bytes"}
 
@@ -93,12 +97,6 @@ class ServeOptions:
         PART,
         CACHE,
         "share of the cache that a tenant's idle blocks may fill before they make room first",
-    )
-    max_kv_events: int = _engine(
-        "max_kv_events",
-        integer(0, 2**24),
-        CACHE,
-        "events about cached blocks that wait for those who subscribe; 0 keeps none",
     )
     max_model_len: int | None = _engine(
         "max_model_len", integer(2), SCHEDULER, "tokens a sequence; the model's if not set"
@@ -181,6 +179,22 @@ class ServeOptions:
     metrics_aliases: str = _option(
         "none", choice("none", "vllm"), OPERATION, "vllm: give vLLM's metrics under its names too"
     )
+    max_kv_events: int = _engine(
+        "max_kv_events",
+        integer(0, 2**24),
+        OPERATION,
+        f"events about cached blocks that wait for subscribers; 0: none are kept, or {DEFAULT_KV_EVENTS} with "
+        "--kv-events-zmq",
+    )
+    kv_events_zmq: str | None = _option(
+        None, ZMQ_ADDRESS, OPERATION, "publish these events as vLLM does, such as tcp://127.0.0.1:5557"
+    )
+    kv_events_zmq_replay: str | None = _option(
+        None, ZMQ_ADDRESS, OPERATION, "answer here who missed some of them"
+    )
+    otlp_endpoint: str | None = _option(
+        None, URL, OPERATION, "send OpenTelemetry traces here, such as http://127.0.0.1:4318; none if not set"
+    )
     progress_timeout: float = _option(
         120.0, seconds(0.1, 86400), OPERATION, "without progress the engine is not ready"
     )
@@ -215,6 +229,24 @@ class ServeOptions:
                 "allowed: a loopback address, or any with --tls-cert and --tls-key, or with --insecure-bind"
             )
 
+        if self.kv_events_zmq_replay is not None and self.kv_events_zmq is None:
+            raise ConfigError("kv_events_zmq_replay is given without kv_events_zmq; allowed: with it")
+        for name in ("kv_events_zmq", "kv_events_zmq_replay"):
+            self._check_zmq(name, getattr(self, name))
+        if self.kv_events_zmq is not None and not self.max_kv_events:
+            object.__setattr__(self, "max_kv_events", DEFAULT_KV_EVENTS)
+
+    def _check_zmq(self, name: str, address: str | None) -> None:
+        """Events hold the tokens of prompts and go in plain text."""
+        if address is None or address.startswith("ipc://") or self.insecure_bind:
+            return
+        host = address.removeprefix("tcp://").rpartition(":")[0]
+        if not _is_loopback(host.removeprefix("[").removesuffix("]")):
+            raise ConfigError(
+                f"{name} is {address!r}, where others could read the tokens of prompts; "
+                "allowed: ipc://, a loopback address, or any with --insecure-bind"
+            )
+
     def engine_config(self) -> EngineConfig:
         """The engine's part of the options.
 
@@ -226,6 +258,11 @@ class ServeOptions:
             ENGINE_NAMES.get(entry.name, entry.name): getattr(self, entry.name) for entry in fields(self)
         }
         return EngineConfig(**{name: value for name, value in values.items() if name in known})
+
+    @property
+    def keeps_kv_events(self) -> bool:
+        """Whether the engine keeps events about cached blocks."""
+        return self.max_kv_events > 0
 
     @property
     def tls_files(self) -> TlsFiles | None:

@@ -249,6 +249,54 @@ class GetModelResponse(_message.Message):
     architectures: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, name: _Optional[str] = ..., version: _Optional[str] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., vocab_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., max_model_len: _Optional[int] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., kv_bytes_per_token: _Optional[int] = ..., kv_dtype: _Optional[str] = ..., model_type: _Optional[str] = ..., architectures: _Optional[_Iterable[str]] = ...) -> None: ...
 
+class SubscribeKvEventsRequest(_message.Message):
+    __slots__ = ("next_sequence_number",)
+    NEXT_SEQUENCE_NUMBER_FIELD_NUMBER: _ClassVar[int]
+    next_sequence_number: int
+    def __init__(self, next_sequence_number: _Optional[int] = ...) -> None: ...
+
+class KvEventBatch(_message.Message):
+    __slots__ = ("sequence_number", "timestamp", "events", "snapshot")
+    SEQUENCE_NUMBER_FIELD_NUMBER: _ClassVar[int]
+    TIMESTAMP_FIELD_NUMBER: _ClassVar[int]
+    EVENTS_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    sequence_number: int
+    timestamp: float
+    events: _containers.RepeatedCompositeFieldContainer[KvEvent]
+    snapshot: KvSnapshotPart
+    def __init__(self, sequence_number: _Optional[int] = ..., timestamp: _Optional[float] = ..., events: _Optional[_Iterable[_Union[KvEvent, _Mapping[str, object]]]] = ..., snapshot: _Optional[_Union[KvSnapshotPart, _Mapping[str, object]]] = ...) -> None: ...
+
+class KvSnapshotPart(_message.Message):
+    __slots__ = ("index", "count")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    count: int
+    def __init__(self, index: _Optional[int] = ..., count: _Optional[int] = ...) -> None: ...
+
+class KvEvent(_message.Message):
+    __slots__ = ("stored", "removed_key", "cleared")
+    STORED_FIELD_NUMBER: _ClassVar[int]
+    REMOVED_KEY_FIELD_NUMBER: _ClassVar[int]
+    CLEARED_FIELD_NUMBER: _ClassVar[int]
+    stored: KvBlockStored
+    removed_key: bytes
+    cleared: bool
+    def __init__(self, stored: _Optional[_Union[KvBlockStored, _Mapping[str, object]]] = ..., removed_key: _Optional[bytes] = ..., cleared: bool = ...) -> None: ...
+
+class KvBlockStored(_message.Message):
+    __slots__ = ("key", "parent_key", "is_first", "token_ids")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    PARENT_KEY_FIELD_NUMBER: _ClassVar[int]
+    IS_FIRST_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    key: bytes
+    parent_key: bytes
+    is_first: bool
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, key: _Optional[bytes] = ..., parent_key: _Optional[bytes] = ..., is_first: bool = ..., token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+
 class GetStatsRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
