@@ -99,6 +99,29 @@ def decode_step(num_seqs: int, count: int, *, page_lists: bool = False) -> Resul
     return microseconds(name, driver.time_decodes(num_seqs, count))
 
 
+def decode_step_two_in_flight(count: int = 2000) -> Result:
+    """256 sequences in decode: each step is planned before the one before it is applied."""
+    driver = Driver(
+        num_blocks=256 * (128 + count + 200) // 16 + 1024,
+        max_num_batched_tokens=8192,
+        max_steps_in_flight=2,
+    )
+    driver.prefill(256, 128, count + 100)
+    sampled = driver.random.integers(0, 50_000, (count, 256))
+    seconds, before = [], driver.plan()
+    for index in range(count):
+        start = time.perf_counter()
+        plan = driver.plan()
+        assert before is not None
+        assert plan is not None
+        driver.apply(before, sampled[index])
+        seconds.append(time.perf_counter() - start)
+        assert plan.num_decodes == 256
+        before = plan
+    driver.scheduler.check()
+    return microseconds("decode_step_256_two_in_flight", seconds)
+
+
 def decode_step_drafts(num_drafts: int = 3, count: int = 1000) -> Result:
     """256 sequences with drafts each, none of which is right: `propose`, `plan` and `apply`."""
     driver = Driver(
@@ -216,6 +239,7 @@ def recompute_tax() -> list[Result]:
 CASES: dict[str, Callable[[], Result | list[Result]]] = {
     "decode_step_256": lambda: decode_step(256, 2000),
     "decode_step_256_page_lists": lambda: decode_step(256, 2000, page_lists=True),
+    "decode_step_256_two_in_flight": decode_step_two_in_flight,
     "decode_step_256_drafts_3": decode_step_drafts,
     "decode_step_4096": lambda: decode_step(4096, 200),
     "decode_step_256_full_pool_4k": lambda: decode_step_full_pool(4_096, "4k", 200),

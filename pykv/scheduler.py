@@ -120,6 +120,8 @@ class SchedulerConfig:
         max_chunk_tokens: tokens of one sequence that one step computes; None: no cap but the step's.
         num_lookahead_tokens: drafts that one sequence may have checked in a step (`propose`); 0: no speculation.
         max_model_len: tokens of one sequence, prompt and output together.
+        max_steps_in_flight: steps that may be planned and not applied yet: 1, or 2 to plan a step while the one before
+            it runs (docs/embedding.md); drafts are refused then.
         watermark: share of the blocks, from 0 to below 1, that an admission leaves untouched while others run.
         admission: "forecast": a sequence starts when the worst moment to come fits the pool too, if outputs turn out as
             long as they are expected to; "watermark": when its blocks can be given now.
@@ -155,6 +157,7 @@ class SchedulerConfig:
     max_chunk_tokens: int | None = None
     num_lookahead_tokens: int = 0
     max_model_len: int = 8192
+    max_steps_in_flight: int = 1
     watermark: float = 0.01
     admission: str = "forecast"
     queue_order: str = "fcfs"
@@ -180,6 +183,7 @@ class SchedulerConfig:
             "max_chunk_tokens": (1, 2**30),
             "num_lookahead_tokens": (0, 1024),
             "max_model_len": (2, 2**30),
+            "max_steps_in_flight": (1, 2),
             "max_passes": (0, 2**30),
             "max_pinned_blocks": (0, max(0, self.num_blocks - 2) if isinstance(self.num_blocks, int) else 0),
             "max_pinned_blocks_per_tenant": (0, 2**30),
@@ -193,6 +197,9 @@ class SchedulerConfig:
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
                 refuse(field, value, f"an integer from {low} to {high}", ConfigError)
+        if self.max_steps_in_flight > 1 and self.num_lookahead_tokens > 0:
+            allowed = "0 where max_steps_in_flight is 2"
+            refuse("num_lookahead_tokens", self.num_lookahead_tokens, allowed, ConfigError)
         _check_groups(self.groups)
         for field, choices in _CHOICES.items():
             one_of(field, getattr(self, field), choices)
@@ -406,7 +413,7 @@ class Scheduler:
         self._native.set_cache_share(as_bytes("tenant", tenant), as_number("share", share))
 
     def abort(self, request: int) -> bool:
-        """Ends a request: at once, or with the `apply` of the step in flight. Returns whether it lived.
+        """Ends a request: at once, or with the last step in flight that has a row for it. Returns whether it lived.
 
         Raises:
             InvalidRequestError: it is no request's number.
@@ -417,7 +424,7 @@ class Scheduler:
         """Keeps a request out of the plans to come until `resume`.
 
         Its blocks stay its own as long as nobody else needs them; it gives way before all that run. The time until it
-        is resumed does not count as a stall. A request in the step in flight still gets that step's tokens.
+        is resumed does not count as a stall. A request in a step in flight still gets that step's tokens.
 
         Returns:
             Whether it lives.
@@ -443,10 +450,12 @@ class Scheduler:
             now: the time in seconds, on the clock of the deadlines; it never goes back.
 
         Returns:
-            How much of each array is filled; None if there is nothing to compute.
+            How much of each array is filled; None if there is nothing to compute, or, with a step in flight, nothing
+            that need not wait for it.
 
         Raises:
-            StepError: a step is in flight, or the buffers were made for another configuration; nothing was changed.
+            StepError: `max_steps_in_flight` steps are in flight, or the buffers hold one of them or were made for
+                another configuration; nothing was changed.
             InvalidRequestError: `now` is negative or no finite number; nothing was changed.
         """
         native = instance_of("buffers", buffers, StepBuffers)._native
@@ -489,7 +498,7 @@ class Scheduler:
         `finish_reasons` of the plan's buffers then says what became of each sample (`FinishReason`).
 
         Args:
-            plan: the step in flight.
+            plan: the step in flight, or the older of two.
             sampled: int64 [num_samples], a token for each sample.
             outcomes: uint8 [num_samples], `OUTCOME_OK`, `OUTCOME_STOP` or `OUTCOME_FAILED`.
             failed_rows: int32, batch rows that failed as a whole, with or without a sample.
@@ -500,12 +509,15 @@ class Scheduler:
             The requests that have ended since the last call; their blocks were given back.
 
         Raises:
-            StepError: the plan is not in flight, or an array does not fit it; nothing was changed.
+            StepError: the plan is not in flight, or not the oldest that is, or an array does not fit it; nothing was
+                changed.
         """
         return self._native.apply(instance_of("plan", plan, Plan), sampled, outcomes, failed_rows, accepted)
 
     def discard(self, plan: Plan) -> None:
         """Takes a step back that failed as a whole: nothing of it was computed.
+
+        A step that was planned after it is discarded first.
 
         Raises:
             StepError: the plan is not in flight.

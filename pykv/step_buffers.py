@@ -27,7 +27,8 @@ _PAGE_LISTS = ("kv_indptr", "kv_indices", "kv_last_page_len")
 class StepBuffers:
     """The host arrays of one step; `Scheduler.plan` fills their beginnings.
 
-    Two of them, used in turn, let a step be read while the next one is planned. `block_tables` and `kv_indices` are
+    Two of them, used in turn, let a step be read while the next one is planned; with `max_steps_in_flight` of 2, that
+    one runs too. `block_tables` and `kv_indices` are
     written by change only: leave them as they are. The arrays may be wrapped (`torch.from_numpy`), and must not be
     resized.
 
@@ -42,6 +43,9 @@ class StepBuffers:
 
     Attributes:
         token_ids, positions: int64 [max_num_batched_tokens].
+        token_sources: int32 [max_num_seqs]; of each of the `num_decodes` first batch rows: which sample of the step
+            before it the model takes as its token, instead of the one in `token_ids`; -1: that one. Always -1 unless
+            `max_steps_in_flight` is 2.
         slot_mapping: int64 [max_num_batched_tokens]; slot = block_id * block_size + offset. With several layer groups
             [len(groups), max_num_batched_tokens].
         query_starts: int32 [max_num_seqs + 1]; batch row i computes tokens query_starts[i] to query_starts[i + 1].
@@ -96,6 +100,7 @@ class StepBuffers:
         }
         _check_apart(views)
         self.token_ids: NDArray[np.int64] = views["token_ids"]
+        self.token_sources: NDArray[np.int32] = views["token_sources"]
         self.positions: NDArray[np.int64] = views["positions"]
         self.slot_mapping: NDArray[np.int64] = views["slot_mapping"]
         self.query_starts: NDArray[np.int32] = views["query_starts"]
@@ -128,6 +133,7 @@ def _layout(config: SchedulerConfig) -> _Layout:
     tokens, rows, blocks = config.max_num_batched_tokens, config.max_num_seqs, config.max_blocks_per_seq
     return {
         "token_ids": (np.int64, (tokens,)),
+        "token_sources": (np.int32, (rows,)),
         "positions": (np.int64, (tokens,)),
         "slot_mapping": (np.int64, (*groups, tokens)),
         "query_starts": (np.int32, (rows + 1,)),

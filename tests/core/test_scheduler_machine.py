@@ -76,12 +76,13 @@ def continuation(
 
 
 class PagedToy:
-    """The toy model over paged memory: runs one plan at a time."""
+    """The toy model over paged memory: runs plans in the order in which they were made."""
 
     def __init__(self, config: SchedulerConfig) -> None:
         self.config = config
         self.slots = np.zeros((config.num_blocks, config.block_size), np.uint64)
         self.host_slots = np.zeros((config.num_host_blocks, config.block_size), np.uint64)
+        self.sampled = np.zeros(0, np.int64)
 
     def run(self, plan: Plan, buffers: StepBuffers, children: NDArray[np.int64]) -> NDArray[np.int64]:
         """Copies blocks, writes the step's slots, then draws its samples; `children[i]` draws sample i."""
@@ -91,7 +92,10 @@ class PagedToy:
             self.slots[target] = self.host_slots[source]
         for source, target in buffers.copy_pairs[: plan.num_copies]:
             self.slots[target] = self.slots[source]
-        tokens, positions = buffers.token_ids[: plan.num_tokens], buffers.positions[: plan.num_tokens]
+        tokens, positions = buffers.token_ids[: plan.num_tokens].copy(), buffers.positions[: plan.num_tokens]
+        sources = buffers.token_sources[: plan.num_decodes]
+        (unknown,) = np.nonzero(sources >= 0)
+        tokens[unknown] = self.sampled[sources[unknown]]
         for group, slots in enumerate(np.atleast_2d(buffers.slot_mapping)):
             written = slots[: plan.num_tokens]
             assert (written >= self.config.block_size).all(), "the null block is never written"
@@ -100,7 +104,8 @@ class PagedToy:
         sampled = [
             self.sample(plan, buffers, sample, int(children[sample])) for sample in range(plan.num_samples)
         ]
-        return np.array(sampled, np.int64)
+        self.sampled = np.array(sampled, np.int64)
+        return self.sampled
 
     def spoil(self, buffers: StepBuffers, first: int, end: int) -> None:
         """Fills the slots of some of the step's tokens with anything, as what has failed may."""
@@ -121,6 +126,16 @@ class PagedToy:
             assert read.all(), "a slot that is read was written"
             seen.append(read)
         return next_token(seen, child)
+
+
+@dataclass
+class InFlight:
+    """A step that the toy has run and that is not applied yet, and whose samples it has drawn."""
+
+    plan: Plan
+    buffers: StepBuffers
+    owners: list[tuple[int, int]]
+    sampled: NDArray[np.int64]
 
 
 @dataclass
@@ -151,6 +166,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         budget=st.integers(6, 40),
         num_host_blocks=st.sampled_from([0, 6, 40]),
         num_lookahead_tokens=st.sampled_from([0, 3]),
+        max_steps_in_flight=st.sampled_from([1, 2]),
         options=st.fixed_dictionaries(
             {
                 "queue_order": st.sampled_from(["fcfs", "priority", "longest_prefix", "fair_share"]),
@@ -171,6 +187,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         budget: int,
         num_host_blocks: int,
         num_lookahead_tokens: int,
+        max_steps_in_flight: int,
         options: dict[str, object],
     ) -> None:
         config = SchedulerConfig(
@@ -180,7 +197,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             groups=groups,
             max_num_seqs=6,
             max_num_batched_tokens=budget,
-            num_lookahead_tokens=num_lookahead_tokens,
+            num_lookahead_tokens=num_lookahead_tokens if max_steps_in_flight == 1 else 0,
+            max_steps_in_flight=max_steps_in_flight,
             max_model_len=MAX_MODEL_LEN,
             max_queued_requests=12,
             watermark=0.0,
@@ -192,7 +210,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.scheduler.set_costs(seconds_per_token=1e-4, seconds_per_block=1e-5)
         self.toy = PagedToy(config)
         self.buffers = [StepBuffers(config), StepBuffers(config)]
-        self.num_plans = 0
+        self.in_flight: list[InFlight] = []
         self.now = 0.0
         self.submitted: dict[int, Submitted] = {}
         self.rows: dict[int, tuple[int, int]] = {}
@@ -263,12 +281,21 @@ class SchedulerMachine(RuleBasedStateMachine):
     def step_with_trouble(self, troubles: list[tuple[str, int]]) -> None:
         self.step(tuple(troubles))
 
+    @rule(newest=st.booleans())
+    def discard(self, newest: bool) -> None:
+        self.plan()
+        if self.in_flight:
+            first = len(self.in_flight) - 1 if newest else 0
+            for step in self.in_flight[first:]:
+                self.toy.spoil(step.buffers, 0, step.plan.num_tokens)
+            self.scheduler.discard(self.in_flight[first].plan)
+            del self.in_flight[first:]
+            self.toy.sampled = self.in_flight[-1].sampled if self.in_flight else self.toy.sampled
+
     @rule()
-    def discard(self) -> None:
-        plan, buffers = self.plan()
-        if plan is not None:
-            self.toy.spoil(buffers, 0, plan.num_tokens)
-            self.scheduler.discard(plan)
+    def drain(self) -> None:
+        while self.in_flight:
+            self.finish_oldest(())
 
     @rule(number=st.integers(0, 30))
     def abort(self, number: int) -> None:
@@ -299,9 +326,10 @@ class SchedulerMachine(RuleBasedStateMachine):
             np.array(rows, np.int32), np.array(starts, np.int32), np.array(tokens, np.int64)
         )
 
-    def plan(self) -> tuple[Plan | None, StepBuffers]:
-        buffers = self.buffers[self.num_plans % 2]
-        self.num_plans += 1
+    def plan(self) -> Plan | None:
+        """Plans a step, and has the toy run it behind the one before it."""
+        taken = [step.buffers for step in self.in_flight]
+        buffers = next(buffers for buffers in self.buffers if buffers not in taken)
         plan = self.scheduler.plan(buffers, self.now)
         self.take(self.scheduler.take_ended())
         self.scheduler.check()
@@ -310,16 +338,24 @@ class SchedulerMachine(RuleBasedStateMachine):
             sequences = zip(buffers.placed_requests[placed], buffers.placed_children[placed], strict=True)
             for row, (request, child) in zip(buffers.placed_rows[placed], sequences, strict=True):
                 self.rows[int(row)] = (int(request), int(child))
-        return plan, buffers
+            owners = [self.rows[int(row)] for row in buffers.sample_rows[: plan.num_samples]]
+            sampled = self.toy.run(plan, buffers, np.array([child for _, child in owners], np.int64))
+            self.in_flight.append(InFlight(plan, buffers, owners, sampled))
+        return plan
 
     def step(self, troubles: tuple[tuple[str, int], ...]) -> bool:
-        """Plans, runs the toy, applies. Returns whether there was something to compute."""
-        plan, buffers = self.plan()
-        if plan is None:
+        """Plans, and applies the oldest step once no other may join it. Returns whether there was something to do."""
+        if self.plan() is not None and len(self.in_flight) < self.config.max_steps_in_flight:
+            return True
+        if not self.in_flight:
             assert not set(self.submitted) - set(self.ended), "somebody waits and nothing is planned"
             return False
-        owners = [self.rows[int(row)] for row in buffers.sample_rows[: plan.num_samples]]
-        sampled = self.toy.run(plan, buffers, np.array([child for _, child in owners], np.int64))
+        self.finish_oldest(troubles)
+        return True
+
+    def finish_oldest(self, troubles: tuple[tuple[str, int], ...]) -> None:
+        step = self.in_flight[0]
+        plan, buffers, owners, sampled = step.plan, step.buffers, step.owners, step.sampled
         outcomes = np.full(plan.num_samples, OUTCOME_OK, np.uint8)
         failed_rows: list[int] = []
         for trouble, number in troubles:
@@ -336,9 +372,15 @@ class SchedulerMachine(RuleBasedStateMachine):
             elif trouble == "wrong order":
                 with pytest.raises(StepError):
                     self.scheduler.apply(plan, np.append(sampled, 0), outcomes)
+                for later in self.in_flight[1:]:
+                    with pytest.raises(StepError, match="follows plan"):
+                        self.scheduler.apply(
+                            later.plan, later.sampled, np.zeros(len(later.sampled), np.uint8)
+                        )
         for row in failed_rows:
             self.toy.spoil(buffers, *buffers.query_starts[row : row + 2].tolist())
         ended = self.scheduler.apply(plan, sampled, outcomes, np.array(failed_rows, np.int32))
+        del self.in_flight[0]
         reasons = [FinishReason(reason) for reason in buffers.finish_reasons[: plan.num_samples]]
         for (request, child), token, reason in zip(owners, sampled.tolist(), reasons, strict=True):
             if reason in COUNTED:
@@ -346,7 +388,6 @@ class SchedulerMachine(RuleBasedStateMachine):
             if reason == FinishReason.STOP:
                 self.submitted[request].stopped.add(child)
         self.take(ended)
-        return True
 
     def take(self, ended: list[RequestSummary]) -> None:
         """Checks what is said of requests at their end, and their tokens."""

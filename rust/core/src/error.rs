@@ -75,11 +75,25 @@ pub enum Error {
         /// Blocks that are free or can be evicted.
         available: usize,
     },
-    /// `plan` was called while a step is in flight.
+    /// `plan` was called while as many steps are in flight as may be.
     #[error("plan {plan} is in flight: apply or discard it before the next plan")]
     StepInFlight {
+        /// The newest step in flight.
+        plan: u64,
+    },
+    /// `plan` was given arrays that a step in flight still reads.
+    #[error("the arrays hold plan {plan}, which is in flight: give the next plan others")]
+    ArraysInFlight {
         /// The step in flight.
         plan: u64,
+    },
+    /// `apply` was called before its turn.
+    #[error("plan {plan} follows plan {oldest}, which is in flight: apply or discard that one first")]
+    OutOfOrder {
+        /// The plan that was given.
+        plan: u64,
+        /// The oldest step in flight.
+        oldest: u64,
     },
     /// `apply` or `discard` was called with a plan that is not in flight.
     #[error("plan {plan} is not in flight")]

@@ -16,7 +16,7 @@ use xxhash_rust::xxh3::Xxh3;
 pub use reader::{RecordedRequest, ReplayError, Replayed, recorded_requests, replay};
 use writer::Writer;
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::policy::preemption::Costs;
 use crate::prefix::{PinId, Pinned};
 use crate::scheduler::{
@@ -25,7 +25,7 @@ use crate::scheduler::{
 };
 use crate::units::{RequestId, TokenId};
 
-pub(crate) const MAGIC: &[u8] = b"pykv-recording-3";
+pub(crate) const MAGIC: &[u8] = b"pykv-recording-4";
 
 /// The calls that are recorded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -158,6 +158,10 @@ impl RecordedScheduler {
     /// As there.
     pub fn plan(&mut self, arrays: &StepArrays<'_>, sync: &mut TableSync, now: f64) -> Result<Option<Plan>> {
         let result = self.scheduler.plan(arrays, sync, now);
+        if matches!(result, Err(Error::ArraysInFlight { .. })) {
+            // It has changed nothing, and a replay has arrays of its own.
+            return result;
+        }
         if self.recording.is_some() {
             let digest = plan_digest(&result, arrays, self.scheduler.config());
             self.record(|writer| writer.plan(now, digest));

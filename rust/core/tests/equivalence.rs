@@ -193,7 +193,10 @@ enum Action {
     StepWithFailedSample {
         sample: usize,
     },
-    Discard,
+    Discard {
+        newest: bool,
+    },
+    Drain,
     Abort {
         request: usize,
     },
@@ -254,7 +257,8 @@ fn action() -> impl Strategy<Value = Action> {
         1 => (0..8usize, 0..60usize).prop_map(|(row, request)| Action::StepWithFailure { row, request }),
         1 => (0..8usize).prop_map(|sample| Action::StepWithStop { sample }),
         1 => (0..8usize).prop_map(|sample| Action::StepWithFailedSample { sample }),
-        1 => Just(Action::Discard),
+        1 => any::<bool>().prop_map(|newest| Action::Discard { newest }),
+        1 => Just(Action::Drain),
         1 => (0..30usize).prop_map(|request| Action::Abort { request }),
         1 => (0..30usize, any::<bool>()).prop_map(|(request, in_flight)| Action::Pause { request, in_flight }),
         1 => (0..30usize, any::<bool>()).prop_map(|(request, in_flight)| Action::Resume { request, in_flight }),
@@ -321,9 +325,16 @@ fn act(engine: &mut Engine, submitted: &mut Vec<Submitted>, action: &Action) {
         Action::SetShare { share } => engine.scheduler.set_cache_share(b"a", share).unwrap(),
         Action::Wait { seconds } => engine.now += seconds,
         Action::Reset => engine.scheduler.reset_prefix_cache(),
-        Action::Discard => {
-            if let Some(plan) = engine.plan() {
-                engine.scheduler.discard(plan.id).unwrap();
+        Action::Discard { newest } => {
+            let planned = engine.plan().filter(|_| newest);
+            if let Some(plan) = planned.or(engine.oldest()) {
+                engine.discard(plan);
+            }
+        }
+        Action::Drain => {
+            while let Some(plan) = engine.oldest() {
+                let tokens = engine.compute(plan);
+                engine.apply(plan, &tokens, &vec![Outcome::Ok; tokens.len()], &[]);
             }
         }
         _ => step_with(engine, submitted, action),
@@ -332,9 +343,11 @@ fn act(engine: &mut Engine, submitted: &mut Vec<Submitted>, action: &Action) {
 }
 
 fn step_with(engine: &mut Engine, submitted: &[Submitted], action: &Action) {
-    let Some(plan) = engine.plan() else { return };
-    let tokens = engine.compute(plan);
-    let mut outcomes = vec![Outcome::Ok; tokens.len()];
+    if engine.plan().is_some() && engine.has_room() {
+        return;
+    }
+    let Some(plan) = engine.oldest() else { return };
+    let mut outcomes = vec![Outcome::Ok; plan.num_samples];
     let mut failed = Vec::new();
     match *action {
         Action::StepWithAbort { request } => {
@@ -350,12 +363,13 @@ fn step_with(engine: &mut Engine, submitted: &[Submitted], action: &Action) {
         Action::Resume { request, .. } => {
             submitted.get(request).map(|entry| engine.scheduler.resume(entry.request));
         }
-        Action::StepWithStop { sample } if sample < tokens.len() => outcomes[sample] = Outcome::Stop,
-        Action::StepWithFailedSample { sample } if sample < tokens.len() => {
+        Action::StepWithStop { sample } if sample < plan.num_samples => outcomes[sample] = Outcome::Stop,
+        Action::StepWithFailedSample { sample } if sample < plan.num_samples => {
             outcomes[sample] = Outcome::Failed
         }
         _ => {}
     }
+    let tokens = engine.compute_failing(plan, &failed);
     engine.apply(plan, &tokens, &outcomes, &failed);
 }
 
@@ -400,6 +414,7 @@ proptest! {
         preempt_lower_ranks in any::<bool>(),
         num_lookahead_tokens in prop_oneof![2 => Just(0usize), 3 => 1..6usize],
         draft_seed in any::<u64>(),
+        max_steps_in_flight in prop_oneof![2 => Just(1usize), 3 => Just(2)],
         eviction in 0..POLICIES.len(),
         tenant_cache_share in prop_oneof![Just(1.0), Just(0.2)],
         max_pinned in prop_oneof![Just(0usize), 0..12usize],
@@ -416,7 +431,8 @@ proptest! {
             num_host_blocks,
             preemption: PreemptionMode::Swap,
             preempt_lower_ranks,
-            num_lookahead_tokens,
+            max_steps_in_flight,
+            num_lookahead_tokens: if max_steps_in_flight == 1 { num_lookahead_tokens } else { 0 },
             eviction: POLICIES[eviction],
             tenant_cache_share,
             pin_quota: PinQuota { blocks: max_pinned, blocks_per_tenant: max_pinned },

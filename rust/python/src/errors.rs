@@ -27,6 +27,8 @@ pub(crate) fn exception(error: &Error) -> PyErr {
         Error::PinQuota { .. } => PinQuotaError::new_err(message),
         Error::OutOfBlocks { .. } => OutOfBlocksError::new_err(message),
         Error::StepInFlight { .. }
+        | Error::ArraysInFlight { .. }
+        | Error::OutOfOrder { .. }
         | Error::NotInFlight { .. }
         | Error::ArrayLength { .. }
         | Error::ArrayValue { .. } => StepError::new_err(message),

@@ -96,7 +96,7 @@ impl Scheduler {
     #[new]
     #[expect(clippy::too_many_arguments, reason = "one argument an option, named at the only call")]
     #[pyo3(signature = (*, num_blocks, num_host_blocks, preemption, block_size, windows, max_num_seqs, max_num_batched_tokens, max_chunk_tokens,
-        num_lookahead_tokens, max_model_len, watermark, admission, queue_order, max_passes, preempt_lower_ranks, enable_prefix_caching,
+        num_lookahead_tokens, max_model_len, max_steps_in_flight, watermark, admission, queue_order, max_passes, preempt_lower_ranks, enable_prefix_caching,
         eviction, tenant_cache_share, max_pinned_blocks, max_pinned_blocks_per_tenant, max_kv_events, report_other_scopes, max_queued_requests, max_queued_tokens, hash_seed))]
     fn new(
         num_blocks: usize,
@@ -109,6 +109,7 @@ impl Scheduler {
         max_chunk_tokens: usize,
         num_lookahead_tokens: usize,
         max_model_len: usize,
+        max_steps_in_flight: usize,
         watermark: f64,
         admission: &str,
         queue_order: &str,
@@ -136,6 +137,7 @@ impl Scheduler {
             max_chunk_tokens,
             num_lookahead_tokens,
             max_model_len,
+            max_steps_in_flight,
             watermark,
             admission: AdmissionPolicy::from_name(admission).map_err(|error| exception(&error))?,
             enable_prefix_caching,

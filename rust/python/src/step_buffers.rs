@@ -15,6 +15,7 @@ type PageListBuffers = (PyBuffer<i32>, PyBuffer<i32>, PyBuffer<i32>);
 #[pyclass(frozen, module = "pykv._core")]
 pub(crate) struct StepBuffers {
     token_ids: PyBuffer<i64>,
+    token_sources: PyBuffer<i32>,
     positions: PyBuffer<i64>,
     slot_mapping: PyBuffer<i64>,
     query_starts: PyBuffer<i32>,
@@ -39,11 +40,12 @@ pub(crate) struct StepBuffers {
 impl StepBuffers {
     #[new]
     #[expect(clippy::too_many_arguments, reason = "one argument an array, named at the only call")]
-    #[pyo3(signature = (*, token_ids, positions, slot_mapping, query_starts, seq_lens, table_rows,
+    #[pyo3(signature = (*, token_ids, token_sources, positions, slot_mapping, query_starts, seq_lens, table_rows,
         block_tables, swap_out_pairs, swap_in_pairs, copy_pairs, sample_indices, sample_rows, sample_positions, placed_requests, placed_children,
         placed_rows, finish_reasons, page_lists=None))]
     fn new(
         token_ids: PyBuffer<i64>,
+        token_sources: PyBuffer<i32>,
         positions: PyBuffer<i64>,
         slot_mapping: PyBuffer<i64>,
         query_starts: PyBuffer<i32>,
@@ -64,6 +66,7 @@ impl StepBuffers {
     ) -> Self {
         Self {
             token_ids,
+            token_sources,
             positions,
             slot_mapping,
             query_starts,
@@ -90,6 +93,7 @@ impl StepBuffers {
     pub(crate) fn arrays<'py>(&'py self, py: Python<'py>) -> PyResult<StepArrays<'py>> {
         Ok(StepArrays {
             token_ids: cells(py, &self.token_ids, "token_ids")?,
+            token_sources: cells(py, &self.token_sources, "token_sources")?,
             positions: cells(py, &self.positions, "positions")?,
             slot_mapping: cells(py, &self.slot_mapping, "slot_mapping")?,
             query_starts: cells(py, &self.query_starts, "query_starts")?,

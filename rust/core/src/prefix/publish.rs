@@ -39,6 +39,20 @@ impl PrefixCache {
         tokens: &[TokenId],
         num_tokens: usize,
     ) -> bool {
+        self.publish_until(tables, cursor, scope, tokens, num_tokens, |_| false)
+    }
+
+    /// The same, up to the first node that a later step has announced: whether its blocks will be computed is not known
+    /// yet. The next call tries again.
+    pub(crate) fn publish_until(
+        &mut self,
+        tables: &mut [BlockTable],
+        cursor: &mut Cursor,
+        scope: ScopeId,
+        tokens: &[TokenId],
+        num_tokens: usize,
+        is_later: impl Fn((NodeId, u64)) -> bool,
+    ) -> bool {
         let size = self.pool.block_size();
         let mut is_folded = false;
         while self.goes_on(*cursor) && cursor.published < size.full_blocks(num_tokens) {
@@ -48,6 +62,9 @@ impl PrefixCache {
             let key = Key { parent: cursor.parent, scope: own, binding, tokens: run };
             let fingerprint = self.tree.fingerprint_of(key);
             let found = self.tree.find_at(fingerprint, key);
+            if found.is_some_and(|node| !self.tree.is_computed(node) && is_later((node, self.generation))) {
+                break;
+            }
             let Some(node) = found.or_else(|| self.hang(fingerprint, key)) else {
                 cursor.has_ended = true;
                 break;
@@ -66,7 +83,8 @@ impl PrefixCache {
 
     /// Makes blocks findable that the step being planned will fill, so that others planned in it can share them.
     ///
-    /// Stops at the first that is published already; hands each new one to `announced`. They are confirmed by
+    /// Passes over those that the same table has announced before, and stops at the first that others have published;
+    /// hands each new one to `announced`. They are confirmed by
     /// [`publish`](Self::publish), or taken back by [`withdraw`](Self::withdraw), the one announced last first.
     pub fn announce(
         &mut self,
@@ -87,8 +105,12 @@ impl PrefixCache {
             let (own, binding) = self.scopes.of_block(scope, index);
             let key = Key { parent, scope: own, binding, tokens: run };
             let fingerprint = self.tree.fingerprint_of(key);
-            if self.tree.find_at(fingerprint, key).is_some() {
-                return;
+            if let Some(node) = self.tree.find_at(fingerprint, key) {
+                if !self.has_announced(tables, node, index) {
+                    return;
+                }
+                parent = node;
+                continue;
             }
             let Some(node) = self.hang(fingerprint, key) else { return };
             for (group, table) in tables.iter().enumerate() {
@@ -100,6 +122,12 @@ impl PrefixCache {
             announced(Announced { node, parent, generation: self.generation });
             parent = node;
         }
+    }
+
+    /// Whether the blocks of a node that is not computed yet are these tables' own.
+    fn has_announced(&self, tables: &[BlockTable], node: NodeId, index: usize) -> bool {
+        let mut blocks = self.tree.blocks(node).iter().zip(tables);
+        !self.tree.is_computed(node) && blocks.all(|(&block, table)| block == table.blocks()[index])
     }
 
     /// Takes back a node whose content was announced and not computed. Nothing hangs below it.

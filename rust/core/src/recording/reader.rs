@@ -100,8 +100,9 @@ fn run(bytes: &[u8]) -> Result<(usize, Replayed, Vec<RecordedRequest>), ReplayEr
     }
     let scheduler = RecordedScheduler::new(config.clone()).map_err(ReplayError::Options)?;
     let mut replay = Replay {
-        arrays: OwnedArrays::new(&config),
-        sync: TableSync::default(),
+        buffers: (0..config.max_steps_in_flight)
+            .map(|_| (OwnedArrays::new(&config), TableSync::default()))
+            .collect(),
         scheduler,
         requests: Vec::new(),
         num_planned: 0,
@@ -121,8 +122,8 @@ fn run(bytes: &[u8]) -> Result<(usize, Replayed, Vec<RecordedRequest>), ReplayEr
 
 struct Replay {
     scheduler: RecordedScheduler,
-    arrays: OwnedArrays,
-    sync: TableSync,
+    /// One for each step that may be in flight.
+    buffers: Vec<(OwnedArrays, TableSync)>,
     /// By their number.
     requests: Vec<RecordedRequest>,
     /// Those of them that a plan has seen.
@@ -141,9 +142,7 @@ impl Replay {
                 let now = reader.real()?;
                 self.requests[self.num_planned..].iter_mut().for_each(|request| request.arrival = now);
                 self.num_planned = self.requests.len();
-                let arrays = self.arrays.borrow();
-                let result = self.scheduler.plan(&arrays, &mut self.sync, now);
-                plan_digest(&result, &arrays, self.scheduler.scheduler().config())
+                self.plan(now)
             }
             Verb::Propose => self.propose(reader)?,
             Verb::Apply => self.apply(reader)?,
@@ -226,6 +225,18 @@ impl Replay {
         let tokens = reader.list(|value| value as u32)?;
         let proposal = Proposal { rows: &rows, starts: &starts, tokens: &tokens };
         Ok(digest_of(&self.scheduler.propose(proposal)))
+    }
+
+    /// Plans into the arrays that no step in flight holds.
+    fn plan(&mut self, now: f64) -> u64 {
+        let scheduler = &mut self.scheduler;
+        let planned = self.buffers.iter_mut().find_map(|(arrays, sync)| {
+            let arrays = arrays.borrow();
+            let result = scheduler.plan(&arrays, sync, now);
+            let is_free = !matches!(result, Err(Error::ArraysInFlight { .. }));
+            is_free.then(|| plan_digest(&result, &arrays, scheduler.scheduler().config()))
+        });
+        planned.expect("there are as many as steps may be in flight")
     }
 
     fn pin(&mut self, reader: &mut Reader<'_>) -> Result<u64, ReplayError> {

@@ -71,6 +71,69 @@ fn a_recording_gives_the_same_decisions_again() {
     assert_eq!(recording, record(5), "and the same bytes");
 }
 
+/// A run with two steps in flight: ends, failures and aborts in between, and either step discarded.
+fn record_overlapped() -> Vec<u8> {
+    let config = SchedulerConfig { num_lookahead_tokens: 0, max_steps_in_flight: 2, ..config() };
+    let mut scheduler = RecordedScheduler::new(config.clone()).unwrap();
+    assert!(scheduler.start_recording());
+    let mut buffers = [0, 1].map(|_| (OwnedArrays::new(&config), TableSync::default()));
+    let prompt: Vec<u32> = (0..10).collect();
+    for num_samples in [1, 2, 1, 1] {
+        let submission = Submission { num_samples, max_tokens: Some(20), ..Submission::new(&prompt) };
+        scheduler.submit(submission).unwrap();
+    }
+    let mut in_flight: Vec<(Plan, usize)> = Vec::new();
+    let mut num_overlapped = 0;
+    for round in 0..200_usize {
+        let side = in_flight.first().map_or(0, |(_, side)| 1 - side);
+        let (arrays, sync) = &mut buffers[side];
+        if let Some(plan) = scheduler.plan(&arrays.borrow(), sync, round as f64).unwrap() {
+            in_flight.push((plan, side));
+            if let [(oldest, _), _] = in_flight[..] {
+                let (other, sync) = &mut buffers[1 - side];
+                scheduler.plan(&other.borrow(), sync, 0.0).unwrap_err();
+                num_overlapped += usize::from(oldest.num_samples > 0);
+            } else {
+                let (arrays, sync) = &mut buffers[side];
+                scheduler.plan(&arrays.borrow(), sync, 0.0).unwrap_err();
+                continue;
+            }
+        }
+        let Some(&(oldest, _)) = in_flight.first() else { break };
+        match round % 9 {
+            5 => scheduler.discard(in_flight.pop().unwrap().0.id).unwrap(),
+            7 => {
+                scheduler.discard(oldest.id).unwrap();
+                in_flight.clear();
+                scheduler.abort(RequestId::new(2));
+            }
+            _ => {
+                let tokens = vec![round as u32; oldest.num_samples];
+                let mut outcomes = vec![Outcome::Ok; oldest.num_samples];
+                if round == 30 {
+                    outcomes.fill(Outcome::Stop);
+                }
+                let failed_rows: &[usize] = if round == 2 { &[0] } else { &[] };
+                let sampled = Sampled { tokens: &tokens, outcomes: &outcomes, failed_rows, accepted: None };
+                scheduler.apply(oldest.id, sampled, |_, _| ()).unwrap();
+                in_flight.remove(0);
+            }
+        }
+        scheduler.scheduler().check().unwrap();
+    }
+    assert!(num_overlapped > 10, "{num_overlapped}");
+    scheduler.take_ended();
+    scheduler.take_recording()
+}
+
+#[test]
+fn a_recording_of_two_steps_in_flight_gives_the_same_decisions_again() {
+    let recording = record_overlapped();
+    let replayed = replay(&recording).unwrap();
+    assert!(replayed.num_plans > 20, "{replayed:?}");
+    assert_eq!(recording, record_overlapped(), "and the same bytes");
+}
+
 #[test]
 fn a_recording_can_start_only_before_the_first_call() {
     let mut scheduler = RecordedScheduler::new(config()).unwrap();

@@ -1,12 +1,9 @@
 //! `apply`: what the step's results mean, and `discard` for a step that gave none.
 
-use hashbrown::HashSet;
-
 use super::sequence::{SeqIndex, SeqKey, Sequence};
-use super::step::{Filled, Scheduled, Step};
+use super::step::{Scheduled, Step};
 use super::{RequestSummary, Scheduler};
 use crate::error::{Error, Result};
-use crate::prefix::NodeId;
 use crate::table::BlockTable;
 use crate::units::TokenId;
 
@@ -63,11 +60,11 @@ pub struct Sampled<'a> {
 }
 
 impl Scheduler {
-    /// Takes the results of a step in: appends tokens, ends what is done, publishes full blocks now that they were
-    /// computed. `finished` is told what became of each sample. Returns the requests that have ended since last asked.
+    /// Takes the results of the oldest step in flight in: appends tokens, ends what is done, publishes full blocks now that
+    /// they were computed. `finished` is told what became of each sample. Returns the requests that have ended since last asked.
     ///
     /// # Errors
-    /// [`Error::NotInFlight`], [`Error::ArrayLength`], [`Error::ArrayValue`]; nothing was changed.
+    /// [`Error::NotInFlight`], [`Error::OutOfOrder`], [`Error::ArrayLength`], [`Error::ArrayValue`]; nothing was changed.
     pub fn apply(
         &mut self,
         plan: u64,
@@ -76,14 +73,15 @@ impl Scheduler {
     ) -> Result<Vec<RequestSummary>> {
         self.check_results(plan, &sampled)?;
         // Nothing below can fail.
-        let step = std::mem::take(&mut self.step);
-        let void = self.withdraw_failed(&step, |row| sampled.failed_rows.contains(&row));
+        let step = self.in_flight.take_oldest().expect("it was checked");
+        self.withdraw_failed(&step, |row| sampled.failed_rows.contains(&row));
         let mut first = 0;
         for (batch_row, scheduled) in step.rows.iter().enumerate() {
             let samples = first..first + scheduled.num_samples;
             first = samples.end;
-            let fate = self.fate(batch_row, scheduled, &sampled, &void);
-            match fate {
+            self.sequences[scheduled.sequence].num_in_flight -= 1;
+            let has_failed = sampled.failed_rows.contains(&batch_row);
+            match self.fate(scheduled, has_failed) {
                 FinishReason::None if self.sequences[scheduled.sequence].num_drafts > 0 => {
                     let agreeing = self.agreeing(scheduled, &sampled.tokens[samples.clone()]);
                     let accepted = sampled.accepted.map_or(agreeing, |accepted| accepted[batch_row]);
@@ -92,8 +90,7 @@ impl Scheduler {
                 FinishReason::None => self.settle(scheduled, samples.start, &sampled, &mut finished),
                 reason => {
                     self.keep_drafts(scheduled.sequence, 0);
-                    let is_void = void.contains(&batch_row);
-                    self.give_up(scheduled.sequence, reason, is_void);
+                    self.give_up(scheduled, reason, has_failed);
                     samples.for_each(|sample| finished(sample, reason));
                 }
             }
@@ -103,57 +100,82 @@ impl Scheduler {
     }
 
     /// Takes a step back that failed as a whole: nothing of it was computed. Sequences that shared blocks which the step
-    /// should have filled, or copied, start again later.
+    /// should have filled, or copied, start again later. What was planned after it is discarded first.
     ///
     /// # Errors
     /// [`Error::NotInFlight`]; nothing was changed.
     pub fn discard(&mut self, plan: u64) -> Result<()> {
-        self.check_in_flight(plan)?;
-        let mut step = std::mem::take(&mut self.step);
-        let void = self.withdraw_failed(&step, |_| true);
-        for (batch_row, scheduled) in step.rows.iter().enumerate() {
-            self.keep_drafts(scheduled.sequence, 0);
-            let sequence = &mut self.sequences[scheduled.sequence];
-            sequence.num_planned = sequence.num_computed;
-            let came_back = step.swapped_in.iter().any(|(index, _)| *index == scheduled.sequence);
-            if !came_back && (void.contains(&batch_row) || step.copied_for.contains(&scheduled.sequence)) {
-                self.preempt_without_copy(scheduled.sequence);
+        if !self.in_flight.contains(plan) {
+            return Err(Error::NotInFlight { plan });
+        }
+        while self.in_flight.contains(plan) {
+            let step = self.in_flight.take_newest().expect("there is one");
+            self.discard_step(step);
+        }
+        Ok(())
+    }
+
+    /// Takes the newest step back.
+    fn discard_step(&mut self, mut step: Step) {
+        self.withdraw_failed(&step, |_| true);
+        for scheduled in &step.rows {
+            let index = scheduled.sequence;
+            self.keep_drafts(index, 0);
+            let sequence = &mut self.sequences[index];
+            sequence.num_in_flight -= 1;
+            if sequence.take_back(scheduled.start, self.block_size) {
+                self.next_epoch += 1;
+                sequence.epoch = self.next_epoch;
+            }
+            let came_back = step.swapped_in.iter().any(|(other, _)| *other == index);
+            let sequence = &self.sequences[index];
+            if sequence.is_in_flight() || came_back {
+                continue;
+            }
+            if sequence.has_ended {
+                self.end_sequence(index);
+            } else if sequence.is_void || step.copied_for.contains(&index) || self.rests_on_step(index) {
+                self.preempt_without_copy(index);
             }
         }
         self.discard_swaps(&mut step);
         self.finish_step(step);
-        Ok(())
     }
 
-    fn check_in_flight(&self, plan: u64) -> Result<()> {
-        if self.in_flight && self.step.id == plan { Ok(()) } else { Err(Error::NotInFlight { plan }) }
+    /// The oldest step in flight, if it is this one.
+    fn due(&self, plan: u64) -> Result<&Step> {
+        match self.in_flight.oldest() {
+            Some(step) if step.id == plan => Ok(step),
+            Some(step) if self.in_flight.contains(plan) => Err(Error::OutOfOrder { plan, oldest: step.id }),
+            _ => Err(Error::NotInFlight { plan }),
+        }
     }
 
     fn check_results(&self, plan: u64, sampled: &Sampled<'_>) -> Result<()> {
-        self.check_in_flight(plan)?;
-        let needed = self.step.num_samples;
+        let step = self.due(plan)?;
+        let needed = step.num_samples;
         for (array, length) in [("sampled", sampled.tokens.len()), ("outcomes", sampled.outcomes.len())] {
             if length != needed {
                 return Err(Error::ArrayLength { array, length, needed });
             }
         }
         for (index, &row) in sampled.failed_rows.iter().enumerate() {
-            if row >= self.step.rows.len() {
+            if row >= step.rows.len() {
                 let (array, allowed) = ("failed_rows", "a batch row of the plan");
                 return Err(Error::ArrayValue { array, index, value: row as i64, allowed });
             }
         }
-        sampled.accepted.map_or(Ok(()), |accepted| self.check_accepted(sampled.tokens, accepted))
+        sampled.accepted.map_or(Ok(()), |accepted| self.check_accepted(step, sampled.tokens, accepted))
     }
 
     /// Whether no draft is accepted that a row's samples do not agree with: its K and V would be another token's.
-    fn check_accepted(&self, tokens: &[TokenId], accepted: &[usize]) -> Result<()> {
-        let (array, length, needed) = ("accepted", accepted.len(), self.step.rows.len());
+    fn check_accepted(&self, step: &Step, tokens: &[TokenId], accepted: &[usize]) -> Result<()> {
+        let (array, length, needed) = ("accepted", accepted.len(), step.rows.len());
         if length != needed {
             return Err(Error::ArrayLength { array, length, needed });
         }
         let mut first = 0;
-        for (index, (scheduled, &accepted)) in self.step.rows.iter().zip(accepted).enumerate() {
+        for (index, (scheduled, &accepted)) in step.rows.iter().zip(accepted).enumerate() {
             let agreeing = self.agreeing(scheduled, &tokens[first..first + scheduled.num_samples]);
             if accepted > agreeing {
                 let allowed = "at most the row's drafts up to the first that differs from its sample";
@@ -164,71 +186,40 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Takes back the nodes that failed rows announced, and what others announced below them. Returns the batch rows
-    /// that did not fail and yet share such a node's blocks: what they computed is void.
-    fn withdraw_failed(&mut self, step: &Step, failed: impl Fn(usize) -> bool) -> HashSet<usize> {
-        let mut bad: HashSet<(NodeId, u64)> = HashSet::new();
-        for Filled { announced, batch_row } in &step.announced {
-            if bad.contains(&announced.parent_place()) || failed(*batch_row) {
-                bad.insert(announced.place());
-            }
-        }
-        if bad.is_empty() {
-            return HashSet::new();
-        }
-        let void = self.rows_that_share(step, &bad);
-        for Filled { announced, .. } in step.announced.iter().rev() {
-            if bad.contains(&announced.place()) {
-                self.cache.withdraw(*announced);
-            }
-        }
-        for &batch_row in &void {
-            // Where it stood is gone.
-            self.sequences[step.rows[batch_row].sequence].cursor = self.cache.root();
-        }
-        void
-    }
-
-    /// What hangs below a bad node is bad: a sequence shares one if the last that it shares is.
-    fn rows_that_share(&self, step: &Step, bad: &HashSet<(NodeId, u64)>) -> HashSet<usize> {
-        let shares = |scheduled: &Scheduled| bad.contains(&self.sequences[scheduled.sequence].cursor.place());
-        step.rows.iter().enumerate().filter(|(_, scheduled)| shares(scheduled)).map(|(row, _)| row).collect()
-    }
-
     /// What becomes of a batch row before its samples are looked at.
-    fn fate(
-        &self,
-        batch_row: usize,
-        scheduled: &Scheduled,
-        sampled: &Sampled<'_>,
-        void: &HashSet<usize>,
-    ) -> FinishReason {
-        if sampled.failed_rows.contains(&batch_row) {
+    fn fate(&self, scheduled: &Scheduled, has_failed: bool) -> FinishReason {
+        let sequence = &self.sequences[scheduled.sequence];
+        if sequence.has_ended {
+            return FinishReason::Rejected;
+        }
+        if has_failed {
             return FinishReason::Error;
         }
-        if !self.aborts.is_empty()
-            && self.requests[&self.sequences[scheduled.sequence].key.request].summary.aborted
-        {
+        if !self.aborts.is_empty() && self.requests[&sequence.key.request].summary.aborted {
             return FinishReason::Abort;
         }
-        if void.contains(&batch_row) { FinishReason::Void } else { FinishReason::None }
+        if sequence.is_void { FinishReason::Void } else { FinishReason::None }
     }
 
     /// What a void row computed must not be published, whatever else ends it.
-    fn give_up(&mut self, index: SeqIndex, reason: FinishReason, is_void: bool) {
+    fn give_up(&mut self, scheduled: &Scheduled, reason: FinishReason, has_failed: bool) {
+        let index = scheduled.sequence;
+        self.sequences[index].is_void |= has_failed;
+        let sequence = &self.sequences[index];
         match reason {
+            FinishReason::Void if sequence.is_in_flight() => {}
             FinishReason::Void => self.preempt_without_copy(index),
             FinishReason::Error => {
                 self.request_of(index).failed = true;
-                self.end_sequence(index);
+                self.end_in_turn(index);
             }
-            FinishReason::Abort => {
-                if !is_void {
-                    self.computed(index);
+            FinishReason::Abort | FinishReason::Rejected => {
+                if !sequence.is_void {
+                    self.computed(index, scheduled.end().min(sequence.num_sampled()));
                 }
-                self.end_sequence(index);
+                self.end_in_turn(index);
             }
-            FinishReason::None | FinishReason::Stop | FinishReason::Length | FinishReason::Rejected => {}
+            FinishReason::None | FinishReason::Stop | FinishReason::Length => {}
         }
     }
 
@@ -241,7 +232,7 @@ impl Scheduler {
         finished: &mut impl FnMut(usize, FinishReason),
     ) {
         let index = scheduled.sequence;
-        self.computed(index);
+        self.computed(index, scheduled.end());
         if scheduled.num_samples == 0 {
             return;
         }
@@ -258,15 +249,20 @@ impl Scheduler {
         finished(first, self.accept(index, sampled.tokens[first], sampled.outcomes[first]));
     }
 
-    /// The step's tokens of a sequence are computed: counts them and publishes the blocks that they fill.
-    pub(super) fn computed(&mut self, index: SeqIndex) {
+    /// A sequence's tokens are computed up to `end`: counts them and publishes the blocks that they fill.
+    pub(super) fn computed(&mut self, index: SeqIndex, end: usize) {
         let sequence = &mut self.sequences[index];
-        let again = sequence.num_planned.min(sequence.high_water).saturating_sub(sequence.num_computed);
-        sequence.num_computed = sequence.num_planned;
+        let again = end.min(sequence.high_water).saturating_sub(sequence.num_computed);
+        sequence.num_computed = end;
         sequence.high_water = sequence.high_water.max(sequence.num_computed);
         if self.config.enable_prefix_caching {
             let Sequence { tables, cursor, scope, tokens, num_computed, .. } = sequence;
-            if self.cache.publish(tables, cursor, *scope, tokens, *num_computed) {
+            let later = self.in_flight.oldest();
+            let is_later = |place| {
+                let announced = later.into_iter().flat_map(|step| &step.announced);
+                announced.into_iter().any(|filled| filled.announced.place() == place)
+            };
+            if self.cache.publish_until(tables, cursor, *scope, tokens, *num_computed, is_later) {
                 self.next_epoch += 1;
                 sequence.epoch = self.next_epoch;
             }
@@ -290,6 +286,12 @@ impl Scheduler {
             max_len: leader.max_len,
             num_computed: leader.num_computed,
             num_planned: leader.num_planned,
+            num_in_flight: 0,
+            sample: 0,
+            placeholder: None,
+            is_leaving: false,
+            has_ended: false,
+            is_void: false,
             num_drafts: 0,
             high_water: leader.high_water,
             tables: leader.tables.iter().map(BlockTable::fork).collect(),
@@ -314,11 +316,11 @@ impl Scheduler {
     pub(super) fn accept(&mut self, index: SeqIndex, token: TokenId, outcome: Outcome) -> FinishReason {
         if outcome == Outcome::Failed {
             self.request_of(index).failed = true;
-            self.end_sequence(index);
+            self.end_in_turn(index);
             return FinishReason::Error;
         }
         let sequence = &mut self.sequences[index];
-        sequence.tokens.push(token);
+        sequence.push_sampled(token);
         let full = sequence.tokens.len() >= sequence.max_len;
         self.request_of(index).output_tokens += 1;
         let reason = match (outcome, full) {
@@ -328,7 +330,7 @@ impl Scheduler {
         };
         let sequence = &self.sequences[index];
         self.outputs = self.outputs.learn(sequence.max_tokens, sequence.tokens.len() - sequence.prompt_len);
-        self.end_sequence(index);
+        self.end_in_turn(index);
         reason
     }
 
@@ -336,8 +338,7 @@ impl Scheduler {
     fn finish_step(&mut self, mut step: Step) {
         // The copies from the host are done: its blocks are free.
         step.swapped_in.clear();
-        self.step = step;
-        self.in_flight = false;
+        self.in_flight.recycle(step);
         let sequences = &self.sequences;
         let runs = |&index: &SeqIndex| sequences.contains(index) && sequences[index].is_running();
         self.running.retain(runs);
@@ -347,7 +348,7 @@ impl Scheduler {
         self.sequences.recycle();
         forked.drain(..).for_each(|index| self.run(index));
         self.forked = forked;
-        std::mem::take(&mut self.aborts).into_iter().for_each(|request| self.end_request(request));
+        self.end_aborted();
     }
 
     pub(super) fn request_of(&mut self, index: SeqIndex) -> &mut RequestSummary {

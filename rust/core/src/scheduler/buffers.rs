@@ -36,6 +36,9 @@ impl StepArrays<'_> {
             slots[..plan.num_tokens].iter().for_each(|cell| visit(cell.get()));
         }
         long.iter().for_each(|(cells, filled)| cells[..*filled].iter().for_each(|cell| visit(cell.get())));
+        let overlaps = config.max_steps_in_flight > 1;
+        let sources = if overlaps { &self.token_sources[..plan.num_decodes] } else { &[] };
+        sources.iter().for_each(|cell| visit(cell.get().into()));
         short
             .iter()
             .for_each(|(cells, filled)| cells[..*filled].iter().for_each(|cell| visit(cell.get().into())));
@@ -101,6 +104,9 @@ macro_rules! step_arrays {
 step_arrays! {
     /// The step's tokens, batch row after batch row.
     token_ids: i64, tokens;
+    /// Of each decode: which sample of the step before it the model computes in the place of its token; -1: the token is
+    /// known.
+    token_sources: i32, rows;
     /// Each token's place in its sequence.
     positions: i64, tokens;
     /// Where each token's K and V go, `max_num_batched_tokens` for each layer group.
@@ -175,8 +181,8 @@ fn check_length(array: &'static str, length: usize, needed: usize) -> Result<()>
 pub struct TableSync {
     rows: Vec<Synced>,
     pub(super) pages: PageSync,
-    /// Whose tables stand there.
-    owner: Option<Identity>,
+    /// Whose tables stand there, and the last plan that was written.
+    owner: Option<(Identity, u64)>,
 }
 
 /// One scheduler, and no other one.
@@ -191,14 +197,25 @@ struct Synced {
 }
 
 impl TableSync {
-    /// Forgets what stands there if it was not written by this scheduler, whose tables have so many rows.
-    pub(super) fn claim(&mut self, owner: &Identity, num_rows: usize) {
-        if !self.owner.as_ref().is_some_and(|other| Arc::ptr_eq(&other.0, &owner.0)) {
-            self.rows.clear();
-            self.rows.resize(num_rows, Synced::default());
-            self.pages.clear();
-            self.owner = Some(owner.clone());
+    /// The last plan of a scheduler that was written there.
+    pub(super) fn plan_of(&self, owner: &Identity) -> Option<u64> {
+        let own = self.owner.as_ref().filter(|(other, _)| Arc::ptr_eq(&other.0, &owner.0));
+        own.map(|(_, plan)| *plan)
+    }
+
+    /// Forgets what stands there if it was not written by this scheduler, whose tables have so many rows. Notes the plan
+    /// that is written now.
+    pub(super) fn claim(&mut self, owner: &Identity, num_rows: usize, plan: u64) {
+        if let Some((other, last)) = &mut self.owner
+            && Arc::ptr_eq(&other.0, &owner.0)
+        {
+            *last = plan;
+            return;
         }
+        self.rows.clear();
+        self.rows.resize(num_rows, Synced::default());
+        self.pages.clear();
+        self.owner = Some((owner.clone(), plan));
     }
 
     /// The entries of a row that must be written, given the table's epoch: those given back since, and the new ones. All

@@ -3,7 +3,7 @@
 use hashbrown::HashMap;
 
 use super::Scheduler;
-use super::sequence::Sequence;
+use super::sequence::{SeqIndex, Sequence};
 use crate::error::{Error, Result};
 use crate::units::BlockId;
 
@@ -18,6 +18,7 @@ impl Scheduler {
         self.check_host()?;
         self.check_rows()?;
         self.check_lists()?;
+        self.check_in_flight()?;
         self.placed().try_for_each(|sequence| self.check_sequence(sequence))
     }
 
@@ -49,7 +50,7 @@ impl Scheduler {
         let Some(host) = &self.host else { return Ok(()) };
         let away = self.waiting.values().copied().chain(self.paused.iter());
         let waiting = away.filter_map(|index| self.sequences[index].swapped.as_ref());
-        let coming = self.step.swapped_in.iter().map(|(_, swapped)| swapped);
+        let coming = self.in_flight.iter().flat_map(|step| &step.swapped_in).map(|(_, swapped)| swapped);
         let held: usize =
             waiting.chain(coming).flat_map(|swapped| &swapped.tables).map(|table| table.held().len()).sum();
         let counts = host.count();
@@ -100,6 +101,30 @@ impl Scheduler {
         Ok(())
     }
 
+    /// Whether each sequence counts the steps in flight that have a row for it, and whether only those that have one wait
+    /// for its end.
+    fn check_in_flight(&self) -> Result<()> {
+        let mut rows: HashMap<SeqIndex, u8> = HashMap::new();
+        for scheduled in self.in_flight.iter().flat_map(|step| &step.rows) {
+            *rows.entry(scheduled.sequence).or_default() += 1;
+        }
+        for &index in self.running.iter().chain(self.waiting.values()) {
+            let (sequence, counted) = (&self.sequences[index], rows.remove(&index).unwrap_or(0));
+            let waits_for_nothing = (sequence.is_leaving || sequence.placeholder.is_some()) && counted == 0;
+            if sequence.num_in_flight != counted || waits_for_nothing {
+                let key = sequence.key;
+                let (request, child, stated) = (key.request.get(), key.child, sequence.num_in_flight);
+                let detail =
+                    format!("request {request}.{child} counts {stated} rows, the steps have {counted}");
+                return Err(Error::broken("I16 in flight", detail));
+            }
+        }
+        match rows.len() {
+            0 => Ok(()),
+            ended => Err(Error::broken("I16 in flight", format!("{ended} sequences with a row have ended"))),
+        }
+    }
+
     fn check_sequence(&self, sequence: &Sequence) -> Result<()> {
         let (size, key) = (self.block_size, sequence.key);
         let broken = |invariant, detail: String| {
@@ -112,12 +137,16 @@ impl Scheduler {
             );
         }
         for (table, group) in sequence.tables.iter().zip(&self.config.groups) {
-            let (blocks, needed) = (table.len(), size.blocks_for(sequence.tokens.len()));
+            // Who is left out of a plan may have a block for the token that a step in flight samples.
+            let coming = usize::from(sequence.is_in_flight() && sequence.placeholder.is_none());
+            let (blocks, needed) = (table.len(), size.blocks_for(sequence.tokens.len() + coming));
             if blocks > needed || blocks < size.blocks_for(sequence.num_planned) {
                 return broken("I11 waste", format!("{blocks} blocks for {} tokens", sequence.tokens.len()));
             }
             let chunk = self.config.chunk().max(1 + self.config.num_lookahead_tokens);
-            let most = group.most_blocks(sequence.tokens.len(), chunk, size);
+            // With two steps in flight, a chunk may be planned ahead, and one may be published a step late.
+            let chunk = chunk.saturating_mul(2 * self.config.max_steps_in_flight - 1);
+            let most = group.most_blocks(sequence.tokens.len() + coming, chunk, size);
             if table.held().len() > most + self.config.kept_blocks() + sequence.shared_blocks {
                 return broken("I14 window", format!("{} blocks held, at most {most}", table.held().len()));
             }
@@ -131,7 +160,7 @@ impl Scheduler {
                 format!("{} computed, {} planned", sequence.num_computed, sequence.num_planned),
             );
         }
-        if sequence.num_drafts > 0 && !self.in_flight {
+        if sequence.num_drafts > 0 && self.in_flight.is_empty() {
             return broken("I15 drafts", format!("{} are left of a step that is over", sequence.num_drafts));
         }
         if sequence.cursor.published > size.full_blocks(sequence.num_planned - sequence.num_drafts) {

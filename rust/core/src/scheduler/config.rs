@@ -57,6 +57,8 @@ pub struct SchedulerConfig {
     pub num_lookahead_tokens: usize,
     /// Tokens of one sequence, prompt and output together.
     pub max_model_len: usize,
+    /// Steps that may be planned and not applied yet: 1, or 2 to plan a step while the one before it runs.
+    pub max_steps_in_flight: usize,
     /// Share of the blocks that an admission leaves untouched while others run.
     pub watermark: f64,
     /// When a waiting sequence may start; the watermark holds under each policy.
@@ -102,6 +104,7 @@ impl Default for SchedulerConfig {
             max_chunk_tokens: usize::MAX,
             num_lookahead_tokens: 0,
             max_model_len: 8192,
+            max_steps_in_flight: 1,
             watermark: 0.01,
             admission: AdmissionPolicy::Forecast,
             enable_prefix_caching: true,
@@ -176,7 +179,7 @@ impl SchedulerConfig {
         (self.watermark * (self.num_blocks - 1) as f64).ceil() as usize
     }
 
-    /// Bytes of memory that a scheduler and one set of its arrays take at once, roughly.
+    /// Bytes of memory that a scheduler and the arrays of its steps in flight take at once, roughly.
     pub(crate) fn num_bytes(&self) -> u128 {
         let size = |value: usize| value as u128;
         let groups = size(self.groups.len());
@@ -186,11 +189,12 @@ impl SchedulerConfig {
         let tables = 4 * groups * size(self.max_num_seqs) * size(self.max_blocks_per_seq());
         let samples = 20 * size(self.max_num_seqs) * (1 + size(self.num_lookahead_tokens));
         let rows = 64 * size(self.max_num_seqs);
-        blocks + pairs + tables + samples + rows + (16 + 8 * groups) * size(self.max_num_batched_tokens)
+        let tokens = (16 + 8 * groups) * size(self.max_num_batched_tokens);
+        blocks + size(self.max_steps_in_flight) * (pairs + tables + samples + rows + tokens)
     }
 
     /// How many numbers [`numbers`](Self::numbers) gives.
-    pub const NUM_NUMBERS: usize = 22;
+    pub const NUM_NUMBERS: usize = 23;
 
     /// All options but the reals and the groups as numbers, for a recording.
     pub(crate) fn numbers(&self) -> [u64; Self::NUM_NUMBERS] {
@@ -218,6 +222,7 @@ impl SchedulerConfig {
             self.pin_quota.blocks as u64,
             self.pin_quota.blocks_per_tenant as u64,
             self.report_other_scopes.into(),
+            self.max_steps_in_flight as u64,
         ]
     }
 
@@ -263,6 +268,7 @@ impl SchedulerConfig {
             pin_quota: PinQuota { blocks: size(19), blocks_per_tenant: size(20) },
             max_kv_events: 0,
             report_other_scopes: numbers[21] != 0,
+            max_steps_in_flight: size(22),
         })
     }
 
@@ -281,6 +287,12 @@ impl SchedulerConfig {
         within("max_chunk_tokens", self.max_chunk_tokens, 1, usize::MAX)?;
         within("num_lookahead_tokens", self.num_lookahead_tokens, 0, 1 << 10)?;
         within("max_model_len", self.max_model_len, 2, 1 << 30)?;
+        within("max_steps_in_flight", self.max_steps_in_flight, 1, 2)?;
+        if self.max_steps_in_flight > 1 && self.num_lookahead_tokens > 0 {
+            // Drafts continue tokens that are not known yet when the next step is planned.
+            let allowed = "0 where max_steps_in_flight is 2";
+            return Err(Error::config("num_lookahead_tokens", self.num_lookahead_tokens, allowed));
+        }
         within("max_queued_tokens", self.max_queued_tokens, 1, usize::MAX)?;
         within("max_queued_requests", self.max_queued_requests, 1, 1 << 30)?;
         within("max_kv_events", self.max_kv_events, 0, 1 << 24)?;

@@ -14,6 +14,8 @@ mod apply;
 mod buffers;
 mod check;
 mod config;
+mod failure;
+mod in_flight;
 mod pages;
 mod pause;
 mod plan;
@@ -53,12 +55,12 @@ use crate::prefix::{Media, PrefixCache, Retention, ScopeId};
 use crate::table::BlockTable;
 use crate::units::{BlockSize, RequestId, Row};
 use buffers::Identity;
+use in_flight::InFlight;
 use pause::Paused;
 use request::{Deadline, Request};
 use sequence::{Arena, SeqIndex, SeqKey, Sequence};
 use speculation::Drafts;
 use stats::Totals;
-use step::Step;
 
 /// The scheduler of one pool.
 #[derive(Debug)]
@@ -89,14 +91,15 @@ pub struct Scheduler {
     identity: Identity,
     /// What was proposed for the next plan.
     drafts: Drafts,
-    step: Step,
-    in_flight: bool,
+    in_flight: InFlight,
+    /// Running sequences that the plan at hand leaves out, so that the next one can preempt them.
+    held_back: Vec<SeqIndex>,
     /// The time of the last plan, in seconds.
     now: f64,
     next_request: u64,
     next_step: u64,
     next_epoch: u64,
-    /// Requests whose abort waits for the step in flight.
+    /// Requests whose abort waits for the steps in flight.
     aborts: Vec<RequestId>,
     ended: Vec<RequestSummary>,
     totals: Totals,
@@ -136,8 +139,8 @@ impl Scheduler {
             free_rows: (0..config.max_num_seqs as u32).rev().map(Row::new).collect(),
             identity: Identity::default(),
             drafts: Drafts::default(),
-            step: Step::default(),
-            in_flight: false,
+            in_flight: InFlight::default(),
+            held_back: Vec::new(),
             now: 0.0,
             next_request: 0,
             next_step: 0,
@@ -185,14 +188,14 @@ impl Scheduler {
         Ok(request)
     }
 
-    /// Ends a request: at once, or with the step in flight if there is one. Returns whether it lived.
+    /// Ends a request: at once, or with the last step in flight that has a row for it. Returns whether it lived.
     pub fn abort(&mut self, request: RequestId) -> bool {
         let Some(entry) = self.requests.get_mut(&request) else { return false };
         entry.summary.aborted = true;
-        if self.in_flight {
-            self.aborts.push(request);
-        } else {
+        if self.in_flight.is_empty() {
             self.end_request(request);
+        } else {
+            self.aborts.push(request);
         }
         true
     }
@@ -266,6 +269,12 @@ impl Scheduler {
             max_len: submission.prompt.len().saturating_add(wanted).min(cap),
             num_computed: 0,
             num_planned: 0,
+            num_in_flight: 0,
+            sample: 0,
+            placeholder: None,
+            is_leaving: false,
+            has_ended: false,
+            is_void: false,
             num_drafts: 0,
             high_water: 0,
             tables: self.empty_tables(),
@@ -305,6 +314,8 @@ impl Scheduler {
     fn stop_running(&mut self, index: SeqIndex) {
         self.mark_blocks(index);
         let sequence = &mut self.sequences[index];
+        sequence.pop_placeholder();
+        (sequence.is_leaving, sequence.is_void) = (false, false);
         sequence.tables.iter_mut().for_each(|table| table.truncate(0));
         sequence.cursor = self.cache.root();
         (sequence.num_computed, sequence.num_planned) = (0, 0);
@@ -338,12 +349,13 @@ impl Scheduler {
         }
     }
 
-    /// Ends all that is left of a request.
+    /// Ends all of a request that no step in flight has a row for.
     fn end_request(&mut self, request: RequestId) {
         let mut indices: Vec<SeqIndex> =
             self.waiting_of(request).into_iter().map(|(_, index)| index).collect();
         indices.extend(self.paused.take(request));
-        indices.extend(self.running.iter().filter(|&&index| self.sequences[index].key.request == request));
+        let ends = |sequence: &Sequence| sequence.key.request == request && !sequence.is_in_flight();
+        indices.extend(self.running.iter().filter(|&&index| ends(&self.sequences[index])));
         self.running.retain(|index| !indices.contains(index));
         indices.into_iter().for_each(|index| self.end_sequence(index));
         self.sequences.recycle();

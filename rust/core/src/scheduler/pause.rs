@@ -11,7 +11,7 @@ use super::sequence::{SeqIndex, SeqKey};
 use super::step::Step;
 use crate::units::RequestId;
 
-/// The requests that are paused and, once no step is in flight, their sequences.
+/// The requests that are paused and, once no step in flight has a row for them, their sequences.
 #[derive(Debug, Default)]
 pub(super) struct Paused {
     requests: BTreeSet<RequestId>,
@@ -48,7 +48,7 @@ impl Scheduler {
         let lives = self.requests.contains_key(&request);
         if lives {
             self.paused.requests.insert(request);
-            if !self.in_flight {
+            if self.in_flight.is_empty() {
                 self.set_paused_aside();
             }
         }
@@ -74,16 +74,21 @@ impl Scheduler {
         self.set_paused_aside();
     }
 
-    /// Takes the sequences of paused requests out of the lists from which a step is planned.
+    /// Takes the sequences of paused requests out of the lists from which a step is planned. Who is in a step in flight stays
+    /// there and is left out of the plan.
     fn set_paused_aside(&mut self) {
         if self.paused.requests.is_empty() {
             return;
         }
         let num_running = self.running.len();
-        let Self { running, sequences, paused, .. } = self;
+        let Self { running, sequences, paused, held_back, .. } = self;
         running.retain(|&index| {
             let key = sequences[index].key;
             let is_paused = paused.requests.contains(&key.request);
+            if is_paused && sequences[index].is_in_flight() {
+                held_back.push(index);
+                return true;
+            }
             if is_paused {
                 paused.sequences.insert(key, index);
             }

@@ -22,80 +22,115 @@ use crate::table::BlockTable;
 /// Waiting sequences that are looked at in one step.
 const MAX_CANDIDATES: usize = 32;
 
+/// What came of the search for a block.
+enum Room {
+    /// It is there.
+    Made,
+    /// The sequence that needed it was preempted.
+    GaveWay,
+    /// Only those could give way that a step in flight has a row for: the sequence is left out of this plan.
+    None,
+}
+
 impl Scheduler {
-    /// Decides the next step and writes it into `arrays`. Returns none if there is nothing to compute.
+    /// Decides the next step and writes it into `arrays`. Returns none if there is nothing to compute; with a step in
+    /// flight: nothing that need not wait for it.
     ///
     /// `sync` belongs to `arrays`: it remembers what stands in the block tables there. `now` is the time in seconds, on the
     /// clock of the deadlines; it never goes back.
     ///
     /// # Errors
-    /// [`Error::StepInFlight`], [`Error::ArrayLength`], [`Error::InvalidRequest`]; nothing was changed.
+    /// [`Error::StepInFlight`], [`Error::ArraysInFlight`], [`Error::ArrayLength`], [`Error::InvalidRequest`]; nothing
+    /// was changed.
     pub fn plan(&mut self, arrays: &StepArrays<'_>, sync: &mut TableSync, now: f64) -> Result<Option<Plan>> {
         arrays.check(&self.config)?;
+        let held = sync.plan_of(&self.identity).filter(|&plan| self.in_flight.contains(plan));
+        if let Some(plan) = held
+            && self.in_flight.len() < self.config.max_steps_in_flight
+        {
+            return Err(Error::ArraysInFlight { plan });
+        }
         self.plan_into(now, |scheduler, step| {
-            sync.claim(&scheduler.identity, scheduler.config.groups.len() * scheduler.config.max_num_seqs);
+            let num_tables = scheduler.config.groups.len() * scheduler.config.max_num_seqs;
+            sync.claim(&scheduler.identity, num_tables, step.id);
             scheduler.write(step, arrays, sync);
         })
     }
 
     /// Decides the next step and hands it to `write`, which sees the scheduler as it is then.
     pub(super) fn plan_into(&mut self, now: f64, write: impl FnOnce(&Self, &Step)) -> Result<Option<Plan>> {
-        if self.in_flight {
-            return Err(Error::StepInFlight { plan: self.step.id });
+        if let Some(newest) = self.in_flight.newest()
+            && self.in_flight.len() == self.config.max_steps_in_flight
+        {
+            return Err(Error::StepInFlight { plan: newest.id });
         }
         if !(0.0..f64::INFINITY).contains(&now) {
             return Err(Error::request("now", now, "a finite number of seconds, at least 0"));
         }
         self.now = self.now.max(now);
+        self.end_aborted();
         self.expire();
         self.cache.expire(self.now);
-        let mut step = std::mem::take(&mut self.step);
-        step.clear(self.next_step);
+        let mut step = self.in_flight.fresh(self.next_step);
+        self.held_back.clear();
         self.settle_pauses();
         self.preempt_paused_for_waiting(&mut step);
-        self.preempt_lower_ranks(&mut step);
+        let leaves_out = self.preempt_lower_ranks(&mut step);
         let preempted = self.schedule_decodes(&mut step)?;
         let is_short = self.schedule_prefills(&mut step)?;
-        if !preempted && !is_short {
+        if !leaves_out && !preempted && !is_short {
             self.admit_waiting(&mut step)?;
         }
         self.add_drafts(&mut step);
         write(self, &step);
         let plan = step.plan();
-        self.step = step;
         if plan.num_batch_rows == 0 {
-            return self.nothing_to_run();
+            return self.nothing_to_run(step);
         }
+        self.in_flight.push(step);
         self.next_step += 1;
-        self.in_flight = true;
         self.totals.steps += 1;
         self.record_peak();
         Ok(Some(plan))
     }
 
-    fn nothing_to_run(&self) -> Result<Option<Plan>> {
-        if self.running.is_empty() && self.waiting.is_empty() {
+    /// Who lives waits for the step in flight, or nobody lives.
+    fn nothing_to_run(&mut self, step: Step) -> Result<Option<Plan>> {
+        self.forget_swap_outs(step.id);
+        self.in_flight.recycle(step);
+        if !self.in_flight.is_empty() || (self.running.is_empty() && self.waiting.is_empty()) {
             return Ok(None);
         }
         let detail = format!("{} run, {} wait, and none can go on", self.running.len(), self.waiting.len());
         Err(Error::broken("I9 progress", detail))
     }
 
-    /// Returns whether somebody was preempted.
+    /// Returns whether somebody was preempted, or left out for want of a block.
     fn schedule_decodes(&mut self, step: &mut Step) -> Result<bool> {
         let before = self.totals.preemptions;
-        let mut place = 0;
+        let (mut place, mut is_short) = (0, false);
         while place < self.running.len() && step.num_tokens < self.config.max_num_batched_tokens {
             let index = self.running[place];
-            if !self.sequences[index].decodes() {
+            let sequence = &self.sequences[index];
+            let has_next = sequence.decodes() || sequence.can_go_on_unseen();
+            if !has_next || !self.may_be_planned(index) {
                 place += 1;
-            } else if self.make_writable(step, place)? {
-                self.schedule(step, index, 1);
-                place += 1;
+                continue;
+            }
+            match self.make_writable(step, place)? {
+                Room::Made => {
+                    self.schedule(step, index, 1);
+                    place += 1;
+                }
+                Room::GaveWay => {}
+                Room::None => {
+                    is_short = true;
+                    place += 1;
+                }
             }
         }
         step.num_decodes = step.rows.len();
-        Ok(self.totals.preemptions > before)
+        Ok(is_short || self.totals.preemptions > before)
     }
 
     /// Returns whether blocks were too few for somebody's chunk.
@@ -105,7 +140,7 @@ impl Scheduler {
         while place < self.running.len() {
             let index = self.running[place];
             let sequence = &self.sequences[index];
-            if !sequence.decodes() {
+            if sequence.num_unplanned() > 1 && self.may_be_planned(index) {
                 let num_tokens = self.chunk_for(step, sequence);
                 if self.make_room_for_chunk(step, place, num_tokens)? {
                     self.schedule_prefill(step, index, num_tokens);
@@ -123,7 +158,8 @@ impl Scheduler {
     /// if not, the prompt waits for those that run to end.
     fn make_room_for_chunk(&mut self, step: &mut Step, place: usize, num_tokens: usize) -> Result<bool> {
         let index = self.running[place];
-        let end = self.sequences[index].num_computed + num_tokens;
+        let (end, is_in_flight) =
+            (self.sequences[index].num_planned + num_tokens, self.sequences[index].is_in_flight());
         loop {
             match self.advance_tables(index, end) {
                 Ok(()) => return Ok(true),
@@ -133,9 +169,18 @@ impl Scheduler {
             if self.preempt_paused(step) {
                 continue;
             }
+            if is_in_flight {
+                // The step in flight may be all that keeps it from giving back what left its windows.
+                return Ok(false);
+            }
             // Those that decode are part of the step already.
-            let younger = (place + 1..self.running.len()).filter(|&place| !self.at(place).decodes());
-            let Some(chosen) = self.cheapest(younger) else { return Ok(false) };
+            let younger =
+                || (place + 1..self.running.len()).filter(|&place| self.at(place).num_unplanned() > 1);
+            let Some(chosen) = self.cheapest(younger().filter(|&place| !self.at(place).is_in_flight()))
+            else {
+                self.hold_back(self.cheapest(younger()));
+                return Ok(false);
+            };
             let index = self.running.remove(chosen);
             self.preempt(step, index);
         }
@@ -190,35 +235,46 @@ impl Scheduler {
 
     fn chunk_for(&self, step: &Step, sequence: &Sequence) -> usize {
         let budget = self.config.max_num_batched_tokens - step.num_tokens;
-        chunk(sequence.num_uncomputed(), budget.min(self.config.max_chunk_tokens))
+        chunk(sequence.num_unplanned(), budget.min(self.config.max_chunk_tokens))
     }
 
-    /// Sees to it that the block of a sequence's next token is there and its own. Returns whether it is: if not, the
-    /// sequence itself had to give way.
-    fn make_writable(&mut self, step: &mut Step, place: usize) -> Result<bool> {
+    /// Sees to it that the block of a sequence's next token is there and its own, if need be by having others give way, or
+    /// the sequence itself.
+    fn make_writable(&mut self, step: &mut Step, place: usize) -> Result<Room> {
         loop {
             match self.try_make_writable(step, self.running[place]) {
-                Ok(()) => return Ok(true),
+                Ok(()) => return Ok(Room::Made),
                 Err(Error::OutOfBlocks { .. }) => {}
                 Err(error) => return Err(error),
             }
             if self.preempt_paused(step) {
                 continue;
             }
-            let chosen = self.choose_victim(place);
+            let Some(chosen) = self.choose_victim(place) else {
+                self.hold_back(self.cheapest(place + 1..self.running.len()));
+                return Ok(Room::None);
+            };
             let index = self.running.remove(chosen);
             self.preempt(step, index);
             if chosen == place {
-                return Ok(false);
+                return Ok(Room::GaveWay);
             }
         }
     }
 
     fn try_make_writable(&mut self, step: &mut Step, index: SeqIndex) -> Result<()> {
-        let end = self.sequences[index].num_computed + 1;
+        let end = self.sequences[index].num_planned + 1;
         self.advance_tables(index, end)?;
         let sequence = &mut self.sequences[index];
-        let block = self.block_size.full_blocks(sequence.num_computed);
+        let block = self.block_size.full_blocks(sequence.num_planned);
+        if !self.in_flight.is_empty() {
+            // Who is left out must not have some of the copies in a plan that may come to nothing.
+            let needed = sequence.tables.iter().filter(|table| !table.is_writable(block)).count();
+            let available = self.cache.available();
+            if needed > available {
+                return Err(Error::OutOfBlocks { needed, available });
+            }
+        }
         for table in &mut sequence.tables {
             if !table.is_writable(block) {
                 let copy = self.cache.copy_on_write(table, block)?;
@@ -269,13 +325,15 @@ impl Scheduler {
         given_back
     }
 
-    /// Who gives way to the sequence at `place`: one of those that are younger, or itself if there is none.
-    fn choose_victim(&self, place: usize) -> usize {
-        self.cheapest(place + 1..self.running.len()).unwrap_or(place)
+    /// Who gives way to the sequence at `place`: one of those that are younger, or itself if there is none. Nobody whom a
+    /// step in flight has a row for, and not itself while a step is in flight: others may be about to end.
+    fn choose_victim(&self, place: usize) -> Option<usize> {
+        let younger = (place + 1..self.running.len()).filter(|&place| !self.at(place).is_in_flight());
+        self.cheapest(younger).or_else(|| self.in_flight.is_empty().then_some(place))
     }
 
     /// The one of some running sequences that costs the least to bring back.
-    fn cheapest(&self, places: impl Iterator<Item = usize>) -> Option<usize> {
+    pub(super) fn cheapest(&self, places: impl Iterator<Item = usize>) -> Option<usize> {
         let candidate = |place| Candidate { place, lost_tokens: self.at(place).num_computed };
         victim(places.map(candidate)).map(|candidate| candidate.place)
     }
@@ -286,10 +344,16 @@ impl Scheduler {
 
     fn schedule(&mut self, step: &mut Step, index: SeqIndex, num_tokens: usize) {
         let sequence = &mut self.sequences[index];
-        sequence.num_planned = sequence.num_computed + num_tokens;
+        if sequence.num_unplanned() == 0 {
+            sequence.push_placeholder();
+        }
+        let start = sequence.num_planned;
+        sequence.num_planned += num_tokens;
+        sequence.num_in_flight += 1;
+        sequence.sample = step.num_samples as u32;
         let num_samples =
             if sequence.num_planned == sequence.tokens.len() { sequence.num_samples } else { 0 };
-        step.push(Scheduled { sequence: index, start: sequence.num_computed, num_tokens, num_samples });
+        step.push(Scheduled { sequence: index, start, num_tokens, num_samples });
     }
 
     fn schedule_prefill(&mut self, step: &mut Step, index: SeqIndex, num_tokens: usize) {

@@ -21,21 +21,29 @@ pub(super) struct Relief {
 
 impl Scheduler {
     /// Preempts as few running sequences of a later rank as the first of the waiting needs, or none if it would not fit
-    /// all the same.
-    pub(super) fn preempt_lower_ranks(&mut self, step: &mut Step) {
+    /// all the same. While a step in flight has a row for one of them, all are left out of the plan instead: returns
+    /// whether that is so.
+    pub(super) fn preempt_lower_ranks(&mut self, step: &mut Step) -> bool {
         // Who did not fit when last looked at fits only after a change.
         if !self.config.preempt_lower_ranks || !self.queue_changed {
-            return;
+            return false;
         }
-        let Some((key, &index)) = self.waiting.first_key_value() else { return };
+        let Some((key, &index)) = self.waiting.first_key_value() else { return false };
         let rank = key.rank;
         if self.fits(index, Relief::default()) {
-            return;
+            return false;
         }
-        for _ in 0..self.victims_for(index, rank).unwrap_or(0) {
-            let Some(last) = self.running.pop() else { return };
+        let first = self.running.len() - self.victims_for(index, rank).unwrap_or(0);
+        if self.running[first..].iter().any(|&victim| self.sequences[victim].is_in_flight()) {
+            self.held_back.extend_from_slice(&self.running[first..]);
+            return true;
+        }
+        while self.running.len() > first
+            && let Some(last) = self.running.pop()
+        {
             self.preempt(step, last);
         }
+        false
     }
 
     /// The fewest of the last running sequences, all of a later rank, whose blocks and rows let a sequence start.

@@ -64,7 +64,8 @@ impl Scheduler {
         if sequence.started_before || !sequence.reuse_cached {
             return MissCounts::default();
         }
-        let begun = step.rows.iter().map(|row| &self.sequences[row.sequence]);
+        let begun = self.in_flight.iter().chain([step]).flat_map(|step| &step.rows);
+        let begun = begun.map(|row| &self.sequences[row.sequence]);
         // What a step computes of a prompt can be shared already: the rest of that prompt is computed later.
         let shared = begun
             .filter(|other| other.num_planned < other.tokens.len())

@@ -2,9 +2,10 @@
 //!
 //! ```text
 //! [0, num_computed)             their K and V are in the table's blocks
-//! [num_computed, num_planned)   the step in flight computes them
+//! [num_computed, num_planned)   the steps in flight compute them
 //! [num_planned, tokens.len())   known, not yet computed
 //! the last `num_drafts`         proposed: they may be taken back by the step in flight that checks them
+//! the last, if a placeholder    sampled by the older of two steps in flight, computed by the newer
 //! ```
 
 use crate::groups::Tables;
@@ -48,6 +49,18 @@ pub(super) struct Sequence {
     pub(super) max_len: usize,
     pub(super) num_computed: usize,
     pub(super) num_planned: usize,
+    /// Steps in flight that have a row for it. While there is one, it keeps its rows and blocks.
+    pub(super) num_in_flight: u8,
+    /// Its first sample's place among those of the newest step that has a row for it.
+    pub(super) sample: u32,
+    /// The sample of the older step in flight that its last token stands for; none: all its tokens are known.
+    pub(super) placeholder: Option<u32>,
+    /// Whether nothing more is planned for it: it ends, or starts again, with its last row in flight.
+    pub(super) is_leaving: bool,
+    /// Whether its end was told with an older step than its last one.
+    pub(super) has_ended: bool,
+    /// Whether what the steps in flight compute of it counts for nothing.
+    pub(super) is_void: bool,
     /// Drafts behind its last known token, which the step in flight checks.
     pub(super) num_drafts: usize,
     /// The most tokens that were computed so far: what lies below it was computed before.
@@ -72,13 +85,14 @@ pub(super) struct Sequence {
 }
 
 impl Sequence {
-    pub(super) fn num_uncomputed(&self) -> usize {
-        self.num_known() - self.num_computed
+    /// Tokens that are known and in no plan yet.
+    pub(super) fn num_unplanned(&self) -> usize {
+        self.tokens.len() - self.num_planned
     }
 
-    /// Whether one more token is all that is left to compute.
+    /// Whether one more token is all that is left to plan.
     pub(super) fn decodes(&self) -> bool {
-        self.num_uncomputed() == 1
+        self.num_unplanned() == 1
     }
 
     /// Blocks that it holds, over all groups.
@@ -96,6 +110,10 @@ impl Sequence {
 
     pub(super) fn row(&self) -> Row {
         self.rows[0]
+    }
+
+    pub(super) fn is_in_flight(&self) -> bool {
+        self.num_in_flight > 0
     }
 
     pub(super) fn is_running(&self) -> bool {

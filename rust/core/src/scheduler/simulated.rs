@@ -41,9 +41,9 @@ impl Scheduler {
         self.plan_into(now, |_, _| {})
     }
 
-    /// The batch rows of the step in flight, in order.
+    /// The batch rows of the step in flight, or of the older one, in order.
     pub fn step_rows(&self) -> impl Iterator<Item = StepRow> {
-        self.step.rows.iter().take_while(|_| self.in_flight).map(|row| StepRow {
+        self.in_flight.oldest().into_iter().flat_map(|step| &step.rows).map(|row| StepRow {
             request: self.sequences[row.sequence].key.request,
             num_computed: row.start,
             num_tokens: row.num_tokens,

@@ -101,8 +101,8 @@ impl Scheduler {
     /// # Errors
     /// [`Error::StepInFlight`], [`Error::ArrayLength`], [`Error::ArrayValue`]; nothing was changed.
     pub fn propose(&mut self, proposal: Proposal<'_>) -> Result<()> {
-        if self.in_flight {
-            return Err(Error::StepInFlight { plan: self.step.id });
+        if let Some(step) = self.in_flight.oldest() {
+            return Err(Error::StepInFlight { plan: step.id });
         }
         let drafts = &mut self.drafts;
         proposal.check(self.config.max_num_seqs, self.config.num_lookahead_tokens, &mut drafts.seen)?;
@@ -190,7 +190,7 @@ impl Scheduler {
         let known = self.sequences[index].num_known();
         self.keep_drafts(index, counted - 1);
         // What is published from here on was computed and accepted. Then each sample takes its place, as any other does.
-        self.computed(index);
+        self.computed(index, self.sequences[index].num_planned);
         self.sequences[index].tokens.truncate(known);
         for sample in first..first + counted {
             finished(sample, self.accept(index, sampled.tokens[sample], sampled.outcomes[sample]));

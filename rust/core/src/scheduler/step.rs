@@ -1,4 +1,4 @@
-//! A step that was planned and is in flight.
+//! One step: what a plan decided.
 
 use super::sequence::{SeqIndex, Swapped};
 use crate::prefix::Announced;
@@ -37,6 +37,13 @@ pub(super) struct Scheduled {
     pub(super) start: usize,
     pub(super) num_tokens: usize,
     pub(super) num_samples: usize,
+}
+
+impl Scheduled {
+    /// Tokens of the sequence that are computed once the row is.
+    pub(super) fn end(&self) -> usize {
+        self.start + self.num_tokens
+    }
 }
 
 /// A sequence that got a row.

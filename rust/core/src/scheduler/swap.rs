@@ -79,17 +79,22 @@ impl Scheduler {
         step.swapped_in.push((index, swapped));
     }
 
+    /// Gives up the copies to the host of a step that is not run.
+    pub(super) fn forget_swap_outs(&mut self, step: u64) {
+        for index in self.waiting.values().copied().chain(self.paused.iter()) {
+            let sequence = &mut self.sequences[index];
+            if sequence.swapped.as_ref().is_some_and(|swapped| swapped.step == step) {
+                sequence.swapped = None;
+            }
+        }
+    }
+
     /// Takes back the copies of a step that failed: copies to the host are worth nothing, those from it are still there.
     pub(super) fn discard_swaps(&mut self, step: &mut Step) {
         for (index, swapped) in step.swapped_in.drain(..) {
             self.preempt_without_copy(index);
             self.sequences[index].swapped = Some(swapped);
         }
-        for index in self.waiting.values().copied().chain(self.paused.iter()) {
-            let sequence = &mut self.sequences[index];
-            if sequence.swapped.as_ref().is_some_and(|swapped| swapped.step == step.id) {
-                sequence.swapped = None;
-            }
-        }
+        self.forget_swap_outs(step.id);
     }
 }

@@ -23,6 +23,9 @@ impl Scheduler {
             arrays.query_starts[batch_row + 1].set(token as i32);
             arrays.seq_lens[batch_row].set(sequence.num_planned as i32);
             arrays.table_rows[batch_row].set(sequence.row().get() as i32);
+            if batch_row < step.num_decodes {
+                arrays.token_sources[batch_row].set(sequence.placeholder.map_or(-1, |sample| sample as i32));
+            }
             self.write_tables(arrays, sequence, sync);
             if sequence.num_drafts > 0 {
                 let first = token - scheduled.num_tokens;

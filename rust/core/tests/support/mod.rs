@@ -2,8 +2,11 @@
 //!
 //! The "K and V" of a token mixes it with its position; the next token is a hash over the K and V of all positions, read
 //! through the block table. One wrong, stale or foreign slot changes every token after it.
+//!
+//! Steps run in the order in which they were planned, each when it is about to be applied: with two in flight, everything
+//! that a plan and an `apply` do to the memory comes before the device gets to it, as it may on a real one.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
 
 use pykv_core::scheduler::{
@@ -56,6 +59,19 @@ pub(crate) fn expected(
     tokens.split_off(prompt.len())
 }
 
+/// What is sampled after something was read that was not computed: it must never count.
+const GARBAGE: TokenId = VOCABULARY as TokenId + 13;
+
+/// A step in flight.
+struct Queued {
+    plan: Plan,
+    side: usize,
+    /// Blocks that were free when it was planned.
+    emptied: Vec<BlockId>,
+    /// What it sampled, once it ran.
+    samples: Option<Vec<TokenId>>,
+}
+
 /// A scheduler, the memory that it hands out, and what every sequence has got so far.
 pub(crate) struct Engine {
     pub(crate) scheduler: Scheduler,
@@ -68,6 +84,10 @@ pub(crate) struct Engine {
     pub(crate) prompts: HashMap<u64, Vec<TokenId>>,
     max_drafts: usize,
     max_num_seqs: usize,
+    num_plans: usize,
+    queue: VecDeque<Queued>,
+    /// Of the step that ran last.
+    device_samples: Vec<TokenId>,
     arrays: [OwnedArrays; 2],
     syncs: [TableSync; 2],
     slots: Vec<Option<u64>>,
@@ -90,6 +110,9 @@ impl Engine {
             prompts: HashMap::new(),
             max_drafts: config.num_lookahead_tokens,
             max_num_seqs: config.max_num_seqs,
+            num_plans: 0,
+            queue: VecDeque::new(),
+            device_samples: Vec::new(),
             arrays,
             syncs: Default::default(),
             slots: vec![None; config.num_blocks * config.block_size],
@@ -114,15 +137,12 @@ impl Engine {
         expected(&self.config.groups, prompt, child, num_tokens)
     }
 
-    /// Empties what is free: whoever reads it later without having written it is found out.
-    fn poison_free_blocks(&mut self) {
+    /// What is free: it is emptied before the next step runs, so that whoever reads it without having written it is found
+    /// out.
+    fn free_blocks(&self) -> Vec<BlockId> {
         let pool = self.scheduler.pool();
-        for block in (1..pool.num_blocks() as u32).map(BlockId::new) {
-            if pool.references(block) == 0 && !pool.is_published(block) {
-                let start = block.index() * self.block_size;
-                self.slots[start..start + self.block_size].fill(None);
-            }
-        }
+        let blocks = (1..pool.num_blocks() as u32).map(BlockId::new);
+        blocks.filter(|&block| pool.references(block) == 0 && !pool.is_published(block)).collect()
     }
 
     /// Drafts for every row, that of an ended sequence included: some right, some wrong from a place on, some none.
@@ -147,7 +167,7 @@ impl Engine {
 
     /// How many drafts of each row are accepted: all that agree, or in every second step sometimes fewer.
     fn accepted(&self, plan: Plan, sampled: &[TokenId]) -> Option<Vec<usize>> {
-        let arrays = &self.arrays[(self.num_steps - 1) % 2];
+        let arrays = &self.arrays[self.side(plan)];
         let chance = mix(self.draft_seed ^ plan.id);
         if chance.is_multiple_of(2) {
             return None;
@@ -168,11 +188,15 @@ impl Engine {
     }
 
     pub(crate) fn plan(&mut self) -> Option<Plan> {
-        self.poison_free_blocks();
+        let emptied = self.free_blocks();
         if self.max_drafts > 0 {
             self.propose();
         }
-        let side = self.num_steps % 2;
+        if self.config.max_steps_in_flight == 1 {
+            // What was discarded by the test itself.
+            self.queue.clear();
+        }
+        let side = self.num_plans % 2;
         self.num_steps += 1;
         let plan = self.scheduler.plan(&self.arrays[side].borrow(), &mut self.syncs[side], self.now).unwrap();
         self.scheduler.check().unwrap();
@@ -181,7 +205,24 @@ impl Engine {
             let sequence = (arrays.placed_requests[index] as u64, arrays.placed_children[index] as u32);
             self.placed.insert(arrays.placed_rows[index], sequence);
         }
-        plan.inspect(|plan| self.check_page_lists(arrays, plan))
+        plan.inspect(|plan| self.check_page_lists(arrays, plan))?;
+        self.num_plans += 1;
+        self.queue.extend(plan.map(|plan| Queued { plan, side, emptied, samples: None }));
+        plan
+    }
+
+    /// The oldest step in flight.
+    pub(crate) fn oldest(&self) -> Option<Plan> {
+        self.queue.front().map(|queued| queued.plan)
+    }
+
+    /// Whether one more step may be planned.
+    pub(crate) fn has_room(&self) -> bool {
+        self.queue.len() < self.config.max_steps_in_flight
+    }
+
+    fn side(&self, plan: Plan) -> usize {
+        self.queue.iter().find(|queued| queued.plan == plan).expect("the step is in flight").side
     }
 
     /// The page lists say the same as the block tables.
@@ -204,7 +245,61 @@ impl Engine {
 
     /// Runs the model: copies blocks, writes every token's slot, then reads the history of each sample.
     pub(crate) fn compute(&mut self, plan: Plan) -> Vec<TokenId> {
-        let arrays = &self.arrays[(self.num_steps - 1) % 2];
+        self.compute_failing(plan, &[])
+    }
+
+    /// The same where some batch rows fail: what they should have written is not there.
+    pub(crate) fn compute_failing(&mut self, plan: Plan, failed_rows: &[usize]) -> Vec<TokenId> {
+        let place = self.queue.iter().position(|queued| queued.plan == plan).expect("the step is in flight");
+        if let Some(samples) = self.queue[place].samples.clone() {
+            failed_rows.iter().for_each(|&row| self.spoil(place, row));
+            return samples;
+        }
+        for block in std::mem::take(&mut self.queue[place].emptied) {
+            let start = block.index() * self.block_size;
+            self.slots[start..start + self.block_size].fill(None);
+        }
+        self.copy(plan);
+        self.write(plan);
+        failed_rows.iter().for_each(|&row| self.spoil(place, row));
+        let samples: Vec<_> = (0..plan.num_samples).map(|sample| self.sample(sample, plan)).collect();
+        self.device_samples.clone_from(&samples);
+        self.queue[place].samples = Some(samples.clone());
+        samples
+    }
+
+    /// Takes steps back, the newest first: whatever they wrote is worth nothing. What came before them runs.
+    pub(crate) fn discard(&mut self, plan: Plan) {
+        while let Some(older) =
+            self.queue.iter().find(|queued| queued.plan.id < plan.id && queued.samples.is_none())
+        {
+            self.compute(older.plan);
+        }
+        while let Some(newest) = self.queue.back().filter(|queued| queued.plan.id >= plan.id) {
+            let place = self.queue.len() - 1;
+            (0..newest.plan.num_batch_rows).for_each(|row| self.spoil(place, row));
+            self.queue.pop_back();
+        }
+        self.scheduler.discard(plan.id).unwrap();
+        self.scheduler.check().unwrap();
+        // Steps are numbered on: so are the sides that they are written to.
+        if let Some(queued) = self.queue.back() {
+            self.num_plans = queued.side + 1;
+        }
+    }
+
+    /// Empties the slots of a batch row.
+    fn spoil(&mut self, place: usize, batch_row: usize) {
+        let arrays = &self.arrays[self.queue[place].side];
+        let tokens = arrays.query_starts[batch_row] as usize..arrays.query_starts[batch_row + 1] as usize;
+        for group in 0..self.config.groups.len() {
+            let slots = &arrays.slot_mapping[group * self.config.max_num_batched_tokens..];
+            slots[tokens.clone()].iter().for_each(|&slot| self.slots[slot as usize] = None);
+        }
+    }
+
+    fn copy(&mut self, plan: Plan) {
+        let arrays = &self.arrays[self.side(plan)];
         let range = |block: i64| block as usize * self.block_size..(block as usize + 1) * self.block_size;
         for pair in arrays.swap_out_pairs.chunks_exact(2).take(plan.num_swap_outs) {
             self.host_slots[range(pair[1])].copy_from_slice(&self.slots[range(pair[0])]);
@@ -215,18 +310,27 @@ impl Engine {
         for pair in arrays.copy_pairs.chunks_exact(2).take(plan.num_copies) {
             self.slots.copy_within(range(pair[0]), range(pair[1]).start);
         }
+    }
+
+    fn write(&mut self, plan: Plan) {
+        let arrays = &self.arrays[self.side(plan)];
         for group in 0..self.config.groups.len() {
             for token in 0..plan.num_tokens {
                 let slot = arrays.slot_mapping[group * self.config.max_num_batched_tokens + token] as usize;
                 assert!(slot >= self.block_size, "the null block is never written");
-                self.slots[slot] = Some(kv(group, arrays.token_ids[token], arrays.positions[token]));
+                let source =
+                    arrays.token_sources[..plan.num_decodes].get(token).filter(|&&source| source >= 0);
+                let known = arrays.token_ids[token];
+                let token_id =
+                    source.map_or(known, |&source| i64::from(self.device_samples[source as usize]));
+                let is_computed = token_id != i64::from(GARBAGE);
+                self.slots[slot] = is_computed.then(|| kv(group, token_id, arrays.positions[token]));
             }
         }
-        (0..plan.num_samples).map(|sample| self.sample(sample, plan)).collect()
     }
 
     fn sample(&self, sample: usize, plan: Plan) -> TokenId {
-        let arrays = &self.arrays[(self.num_steps - 1) % 2];
+        let arrays = &self.arrays[self.side(plan)];
         let token = arrays.sample_indices[sample] as i32;
         let batch_row =
             arrays.query_starts[..=plan.num_batch_rows].partition_point(|&start| start <= token) - 1;
@@ -239,11 +343,11 @@ impl Engine {
                 let line = group * self.config.max_num_seqs + row;
                 let block = arrays.block_tables[line * self.columns + position / self.block_size] as usize;
                 self.slots[block * self.block_size + position % self.block_size]
-                    .expect("a slot that is read was written")
             })
         });
+        let Some(history) = history.collect::<Option<Vec<_>>>() else { return GARBAGE };
         let child = self.placed[&arrays.sample_rows[sample]].1;
-        next_token(history, u64::from(child))
+        next_token(history.into_iter(), u64::from(child))
     }
 
     /// Hands the results in and keeps what counts.
@@ -254,14 +358,16 @@ impl Engine {
         outcomes: &[Outcome],
         failed_rows: &[usize],
     ) {
-        let rows = self.arrays[(self.num_steps - 1) % 2].sample_rows.clone();
+        let rows = self.arrays[self.side(plan)].sample_rows.clone();
         let accepted = self.accepted(plan, tokens);
+        self.queue.retain(|queued| queued.plan != plan);
         let accepted = accepted.as_deref().filter(|_| self.max_drafts > 0);
         let (outputs, placed) = (&mut self.outputs, &self.placed);
         let ended = self
             .scheduler
             .apply(plan.id, Sampled { tokens, outcomes, failed_rows, accepted }, |sample, reason| {
                 if matches!(reason, FinishReason::None | FinishReason::Stop | FinishReason::Length) {
+                    assert_ne!(tokens[sample], GARBAGE, "what counts was computed");
                     outputs.entry(placed[&rows[sample]]).or_default().push(tokens[sample]);
                 }
             })
@@ -270,9 +376,12 @@ impl Engine {
         self.scheduler.check().unwrap();
     }
 
-    /// One whole step. Returns whether there was something to compute.
+    /// Plans a step if one more may be in flight, and finishes the oldest if not. Returns whether there was something to do.
     pub(crate) fn step(&mut self) -> bool {
-        let Some(plan) = self.plan() else { return false };
+        if self.has_room() && self.plan().is_some() && self.has_room() {
+            return true;
+        }
+        let Some(plan) = self.oldest() else { return false };
         let tokens = self.compute(plan);
         self.apply(plan, &tokens, &vec![Outcome::Ok; tokens.len()], &[]);
         true

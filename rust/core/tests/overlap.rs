@@ -1,0 +1,248 @@
+//! Two steps in flight: what each sequence gets, who may be planned, and what a failure takes with it.
+#![cfg(not(loom))]
+
+mod support;
+
+use pykv_core::policy::preemption::PreemptionMode;
+use pykv_core::scheduler::{
+    AdmissionPolicy, FinishReason, Outcome, OwnedArrays, Plan, Sampled, Submission, TableSync,
+};
+use pykv_core::{Error, LayerGroup, Scheduler, SchedulerConfig, TokenId};
+use support::Engine;
+
+fn config(num_blocks: usize) -> SchedulerConfig {
+    SchedulerConfig {
+        num_blocks,
+        block_size: 4,
+        max_num_seqs: 8,
+        max_num_batched_tokens: 24,
+        max_model_len: 64,
+        max_steps_in_flight: 2,
+        admission: AdmissionPolicy::Watermark,
+        ..SchedulerConfig::default()
+    }
+}
+
+fn prompt(seed: u32, len: usize) -> Vec<TokenId> {
+    (0..len as u32).map(|place| (place * 7 + seed) % 50).collect()
+}
+
+/// A scheduler with two sets of arrays, used in turn.
+struct Pair {
+    scheduler: Scheduler,
+    buffers: [(OwnedArrays, TableSync); 2],
+}
+
+impl Pair {
+    fn new(config: &SchedulerConfig) -> Self {
+        let buffers = [0, 1].map(|_| (OwnedArrays::new(config), TableSync::default()));
+        Self { scheduler: Scheduler::new(config.clone()).unwrap(), buffers }
+    }
+
+    fn submit(&mut self, prompt: &[TokenId], max_tokens: usize) {
+        let submission = Submission { max_tokens: Some(max_tokens), ..Submission::new(prompt) };
+        self.scheduler.submit(submission).unwrap();
+    }
+
+    fn plan(&mut self, side: usize) -> Result<Option<Plan>, Error> {
+        let (arrays, sync) = &mut self.buffers[side];
+        let plan = self.scheduler.plan(&arrays.borrow(), sync, 0.0);
+        self.scheduler.check().unwrap();
+        plan
+    }
+
+    /// Returns what became of the samples, and how many requests have ended.
+    fn apply(&mut self, plan: Plan, tokens: &[TokenId], outcomes: &[Outcome]) -> (Vec<FinishReason>, usize) {
+        let mut reasons = Vec::new();
+        let sampled = Sampled { tokens, outcomes, failed_rows: &[], accepted: None };
+        let ended = self.scheduler.apply(plan.id, sampled, |_, reason| reasons.push(reason)).unwrap();
+        self.scheduler.check().unwrap();
+        (reasons, ended.len())
+    }
+}
+
+#[test]
+fn a_step_goes_on_behind_tokens_that_the_one_before_it_samples() {
+    let mut pair = Pair::new(&config(16));
+    pair.submit(&[1, 2, 3], 3);
+    pair.submit(&[4, 5], 1);
+    pair.submit(&[6, 7], 3);
+    let first = pair.plan(0).unwrap().unwrap();
+    let second = pair.plan(1).unwrap().unwrap();
+    // The one in the middle has reached its limit.
+    let arrays = &pair.buffers[1].0;
+    assert_eq!((second.num_decodes, second.num_samples), (2, 2));
+    assert_eq!((&arrays.token_sources[..2], &arrays.positions[..2]), (&[0, 2][..], &[3, 2][..]));
+    assert_eq!(pair.apply(first, &[10, 11, 12], &[Outcome::Ok; 3]).1, 1);
+    let third = pair.plan(0).unwrap().unwrap();
+    assert_eq!(pair.buffers[0].0.token_sources[..2], [0, 1]);
+    pair.apply(second, &[20, 22], &[Outcome::Ok; 2]);
+    assert_eq!(pair.plan(1).unwrap(), None, "all have reached their limits");
+    assert_eq!(pair.apply(third, &[30, 32], &[Outcome::Ok; 2]).1, 2);
+}
+
+#[test]
+fn a_plan_after_an_apply_knows_the_token() {
+    let mut pair = Pair::new(&config(16));
+    pair.submit(&[1, 2, 3], 3);
+    let first = pair.plan(0).unwrap().unwrap();
+    pair.apply(first, &[10], &[Outcome::Ok]);
+    pair.plan(1).unwrap().unwrap();
+    let arrays = &pair.buffers[1].0;
+    assert_eq!((arrays.token_sources[0], arrays.token_ids[0]), (-1, 10));
+}
+
+#[test]
+fn what_is_out_of_turn_is_refused() {
+    let mut pair = Pair::new(&config(16));
+    pair.submit(&[1, 2, 3], 9);
+    let first = pair.plan(0).unwrap().unwrap();
+    assert_eq!(pair.plan(0), Err(Error::ArraysInFlight { plan: 0 }));
+    let second = pair.plan(1).unwrap().unwrap();
+    assert_eq!(pair.plan(0), Err(Error::StepInFlight { plan: 1 }));
+    let sampled = Sampled { tokens: &[5], outcomes: &[Outcome::Ok], failed_rows: &[], accepted: None };
+    let refused = pair.scheduler.apply(second.id, sampled, |_, _| ()).unwrap_err();
+    assert_eq!(refused, Error::OutOfOrder { plan: 1, oldest: 0 });
+    pair.scheduler.discard(first.id).unwrap();
+    assert_eq!(pair.scheduler.discard(second.id), Err(Error::NotInFlight { plan: 1 }), "it went first");
+    pair.scheduler.check().unwrap();
+    let drafting = SchedulerConfig { num_lookahead_tokens: 1, ..config(16) };
+    assert!(drafting.validate().unwrap_err().to_string().contains("num_lookahead_tokens is 1"));
+    assert!(SchedulerConfig { max_steps_in_flight: 3, ..config(16) }.validate().is_err());
+}
+
+#[test]
+fn who_ends_while_a_later_step_runs_keeps_its_blocks_until_that_is_over() {
+    for outcome in [Outcome::Stop, Outcome::Failed] {
+        let mut pair = Pair::new(&config(16));
+        pair.submit(&[1, 2, 3], 9);
+        let first = pair.plan(0).unwrap().unwrap();
+        let second = pair.plan(1).unwrap().unwrap();
+        let told = if outcome == Outcome::Stop { FinishReason::Stop } else { FinishReason::Error };
+        assert_eq!(pair.apply(first, &[10], &[outcome]), (vec![told], 0));
+        assert_eq!(pair.scheduler.stats().blocks.active, 1);
+        assert_eq!(pair.plan(0).unwrap(), None, "nothing more is planned for it");
+        assert_eq!(pair.apply(second, &[11], &[Outcome::Ok]), (vec![FinishReason::Rejected], 1));
+        assert_eq!(pair.scheduler.stats().blocks.active, 0);
+    }
+}
+
+#[test]
+fn who_is_aborted_gets_no_row_in_the_next_plan() {
+    let mut pair = Pair::new(&config(16));
+    pair.submit(&[1, 2, 3], 9);
+    let first = pair.plan(0).unwrap().unwrap();
+    pair.submit(&[4, 5, 6], 9);
+    for request in 0..2 {
+        assert!(pair.scheduler.abort(pykv_core::RequestId::new(request)));
+    }
+    assert_eq!(pair.plan(1).unwrap(), None);
+    assert_eq!(pair.scheduler.take_ended().len(), 1, "the one that waited");
+    assert_eq!(pair.apply(first, &[10], &[Outcome::Ok]), (vec![FinishReason::Abort], 1));
+}
+
+#[test]
+fn who_joined_a_failed_writer_in_the_later_step_starts_again() {
+    let mut engine = Engine::new(SchedulerConfig { max_chunk_tokens: 8, ..config(32) });
+    let tokens = prompt(3, 18);
+    engine.submit(&tokens, 4, 1);
+    let first = engine.plan().unwrap();
+    let twin = engine.submit(&tokens, 4, 1);
+    let second = engine.plan().unwrap();
+    assert_eq!((second.num_batch_rows, second.num_tokens), (2, 10), "the twin shares both chunks");
+    let sampled = engine.compute_failing(first, &[0]);
+    engine.apply(first, &sampled, &[], &[0]);
+    let sampled = engine.compute(second);
+    engine.apply(second, &sampled, &[Outcome::Ok], &[]);
+    engine.run();
+    assert_eq!(engine.outputs[&(twin.get(), 0)], engine.expected(&tokens, 0, 4));
+    assert_eq!(engine.outputs.len(), 1);
+}
+
+#[test]
+fn nobody_publishes_into_a_block_that_a_later_step_may_fail_to_fill() {
+    let mut engine = Engine::new(config(32));
+    let tokens = prompt(1, 7);
+    let writer = engine.submit(&tokens, 12, 1);
+    let first = engine.plan().unwrap();
+    let second = engine.plan().unwrap();
+    let sampled = engine.compute(first);
+    engine.apply(first, &sampled, &[Outcome::Ok], &[]);
+    // It holds the block that the writer fills in the step in flight, and computes it again.
+    let longer = [tokens.clone(), engine.expected(&tokens, 0, 3)].concat();
+    engine.submit(&longer, 4, 1);
+    let third = engine.plan().unwrap();
+    assert_eq!((third.num_decodes, third.num_tokens), (1, 7));
+    let sampled = engine.compute(second);
+    engine.apply(second, &sampled, &[Outcome::Ok], &[]);
+    let sampled = engine.compute_failing(third, &[1]);
+    engine.apply(third, &sampled, &[Outcome::Ok; 2], &[1]);
+    engine.run();
+    assert_eq!(engine.outputs[&(writer.get(), 0)], engine.expected(&tokens, 0, 12));
+}
+
+#[test]
+fn a_plan_made_again_after_a_discard_takes_the_same_samples() {
+    let mut engine = Engine::new(config(32));
+    engine.submit(&prompt(1, 5), 1, 1);
+    let tokens = prompt(2, 6);
+    let request = engine.submit(&tokens, 5, 1);
+    engine.plan().unwrap();
+    let second = engine.plan().unwrap();
+    engine.discard(second);
+    engine.run();
+    assert_eq!(engine.outputs[&(request.get(), 0)], engine.expected(&tokens, 0, 5));
+}
+
+#[test]
+fn outputs_do_not_depend_on_preemption_with_two_steps_in_flight() {
+    let mut counts = (0, 0);
+    for groups in [vec![LayerGroup::Full], vec![LayerGroup::Full, LayerGroup::Window { tokens: 9 }]] {
+        for num_blocks in [17, 19, 22, 27, 34] {
+            for num_host_blocks in [0, 40] {
+                let mut engine = Engine::new(SchedulerConfig {
+                    num_host_blocks,
+                    preemption: PreemptionMode::Swap,
+                    groups: groups.clone(),
+                    ..config(num_blocks * groups.len())
+                });
+                let prompts: Vec<_> = (0..8).map(|seed| prompt(seed % 3, 6 + 3 * seed as usize)).collect();
+                prompts.iter().for_each(|prompt| _ = engine.submit(prompt, 20, 2));
+                engine.run();
+                for (request, prompt) in prompts.iter().enumerate() {
+                    for child in 0..2 {
+                        let expected = engine.expected(prompt, child, 20);
+                        assert_eq!(engine.outputs[&(request as u64, child as u32)], expected);
+                    }
+                }
+                let stats = engine.scheduler.stats();
+                assert_eq!((stats.num_requests, stats.blocks.active), (0, 0));
+                counts.0 += stats.preemptions;
+                counts.1 += stats.swapped_in_blocks;
+            }
+        }
+    }
+    assert!(counts.0 > 20 && counts.1 > 20, "the pools were small enough: {counts:?}");
+}
+
+#[test]
+fn a_waiting_request_of_an_earlier_rank_pushes_out_who_is_in_flight() {
+    use pykv_core::policy::order::QueueOrder;
+    let mut engine = Engine::new(SchedulerConfig {
+        queue_order: QueueOrder::Priority,
+        preempt_lower_ranks: true,
+        max_num_seqs: 1,
+        ..config(32)
+    });
+    let (late, early) = (prompt(1, 6), prompt(2, 6));
+    let waits =
+        engine.scheduler.submit(Submission { max_tokens: Some(20), priority: 1, ..Submission::new(&late) });
+    let waits = waits.unwrap();
+    (0..4).for_each(|_| assert!(engine.step()));
+    let first = engine.submit(&early, 3, 1);
+    engine.run();
+    assert_eq!(engine.outputs[&(first.get(), 0)], engine.expected(&early, 0, 3));
+    assert_eq!(engine.outputs[&(waits.get(), 0)], engine.expected(&late, 0, 20));
+    let order: Vec<_> = engine.ended.iter().map(|summary| (summary.request, summary.preemptions)).collect();
+    assert_eq!(order, [(first, 0), (waits, 1)]);
+}
