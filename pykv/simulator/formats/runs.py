@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pykv.simulator.formats.rows import Line, Rows, integer, number
+from pykv.simulator.formats.rows import Line, Rows, integer, number, session
 
 __all__ = ["add_row", "recognises"]
 
@@ -38,6 +38,6 @@ def add_row(rows: Rows, line: Line, row: dict[str, Any]) -> None:
         arrival=number(row, "ts", line),
         prompt_tokens=integer(row, "in", line),
         output_tokens=integer(row, "out", line),
-        session=row.get("s"),
+        session=session(row, "s", line),
         runs=runs or (),
     )
