@@ -13,12 +13,17 @@ from typing import Any
 
 from pykv.simulator.formats.rows import Line, Rows, integer, number, session
 
-__all__ = ["add_row", "recognises"]
+__all__ = ["add_row", "recognises", "recognises_row"]
 
 
 def recognises(row: dict[str, Any]) -> bool:
     """Whether a file's first line is this form's header."""
     return "block_size" in row and "in" not in row
+
+
+def recognises_row(row: dict[str, Any]) -> bool:
+    """Whether a file's first line is a request of this form, whose header is missing: blocks mean nothing then."""
+    return "in" in row and "out" in row and row.get("h") is None
 
 
 def add_row(rows: Rows, line: Line, row: dict[str, Any]) -> None:
