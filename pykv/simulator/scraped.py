@@ -1,7 +1,7 @@
 """A cost model out of the metrics of our own daemon, scraped now and then while it serves.
 
 Between two scrapes the counters tell how many steps there were and how much they computed, and the histogram of
-inter-token latencies how long a step took: each running sequence gets a token in it. A cost model is linear, so that the
+inter-token latencies how long a step took: each running sequence gets a token in it. A cost model is linear, so that
 means of an interval obey it as single steps do; but steps with many sequences weigh more in these latencies.
 """
 
