@@ -15,7 +15,6 @@ import numpy as np
 from pykv.errors import ConfigError
 from pykv.planner.checks import whole_number
 from pykv.planner.lengths import LARGEST_CONTEXT, LengthDistribution
-from pykv.simulator.trace import read_trace as read_replay_trace
 
 __all__ = ["TraceLengths", "read_histogram", "read_trace"]
 
@@ -68,6 +67,10 @@ def read_trace(path: Path) -> TraceLengths:
         ConfigError: the file cannot be read, or a request is too long to be planned for.
         TraceError: a line is malformed; the message names the line and the field.
     """
+    from pykv.simulator.trace import (
+        read_trace as read_replay_trace,
+    )  # it needs the compiled core, a plan does not
+
     try:
         trace = read_replay_trace(path)
     except OSError as error:
