@@ -67,7 +67,7 @@ if _typing.TYPE_CHECKING:
     from pykv.kv_format import CodecFormat, KvFormat, kv_format_names, register_kv_format
     from pykv.kv_pool import KvPool
     from pykv.layout import KvLayout
-    from pykv.planner import KvPlan, plan
+    from pykv.planner.plan import KvPlan, plan
     from pykv.recording import ReplayedRecording, replay_recording
     from pykv.retention import Retention
     from pykv.sampling import SamplingParams

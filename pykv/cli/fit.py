@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pykv.errors import ConfigError
 from pykv.simulator.fit import FitReport, fit
 from pykv.simulator.measured_run import read_measured_run
+from pykv.simulator.scraped import ScrapeFit, fit_scrapes
 
 __all__ = ["main"]
 
@@ -24,7 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     options = _parser().parse_args(arguments)
     try:
-        report = fit(read_measured_run(options.run), num_blocks=options.num_blocks)
+        report = _fitted(options.run, options.num_blocks)
         if options.output:
             about = {name: value for name, value in report.to_json().items() if name != "cost_model"}
             report.cost_model.save(options.output, **about)
@@ -34,16 +35,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
+def _fitted(paths: Sequence[str], num_blocks: int | None) -> FitReport | ScrapeFit:
+    if len(paths) == 1:
+        return fit(read_measured_run(paths[0]), num_blocks=num_blocks)
+    if num_blocks is not None:
+        raise ConfigError("num_blocks: not allowed with scrapes, which tell steps and not requests")
+    return fit_scrapes(paths)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="pykv fit",
-        description="Fits a cost model to half of a measured run's requests; the errors are those of the others.",
+        description="Fits a cost model to half of a measured run; the errors are those of the other half.",
         epilog="pykv replay TRACE --cost FILE replays under the model.",
     )
     parser.add_argument(
         "run",
         metavar="RUN",
-        help="NAME.requests.jsonl or .jsonl.gz; NAME.meta.json and NAME.timeseries.csv beside it are read too",
+        nargs="+",
+        help="one NAME.requests.jsonl or .jsonl.gz, with NAME.meta.json and NAME.timeseries.csv beside it; or several "
+        "files, each a scrape of the metrics of pykv-serve",
     )
     parser.add_argument("--output", "-o", metavar="FILE", help="where the model is written, as JSON")
     parser.add_argument(
@@ -53,11 +64,24 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _text(report: FitReport) -> str:
+def _text(report: FitReport | ScrapeFit) -> str:
     model = report.cost_model
-    lines = [
+    step = [
         f"a step takes {1e3 * model.fixed:.3g} ms, {1e6 * model.per_sequence:.3g} µs a sequence, "
-        f"{1e6 * model.per_token:.3g} µs a token, {1e6 * model.per_context_token:.3g} µs a token of context",
+        f"{1e6 * model.per_token:.3g} µs a token, {1e6 * model.per_context_token:.3g} µs a token of context"
+    ]
+    if isinstance(report, ScrapeFit):
+        least, most = report.step_seconds
+        return "\n".join(
+            [
+                *step,
+                f"steps     {report.step_error_p50:.1%} off (p50), {report.step_error_p90:.1%} (p90), in the means of "
+                f"{report.num_intervals // 2} intervals",
+                f"measured  from {1e3 * least:.3g} to {1e3 * most:.3g} ms a step: beyond that nothing is known",
+            ]
+        )
+    lines = [
+        *step,
         f"latency   {report.latency_median_error:+.1%} off in the median; of each request "
         f"{report.request_error_p50:.1%} (p50), {report.request_error_p90:.1%} (p90)",
         f"TTFT      {report.ttft_median_error:+.1%} off in the median",

@@ -23,7 +23,8 @@ class Runner(Protocol):
         eos_token_ids: tokens that end a generation.
         device: where it computes.
         num_blocks, block_size: of its KV cache; block 0 counts and is never handed out.
-        kv_bytes_per_token: of keys and values in all layers, scales included.
+        kv_bytes_per_token: that the pool stores: keys, values and scales in all layers, and what smaller groups of
+            layers leave empty.
         num_host_blocks: blocks that the host can keep of preempted sequences, its null block 0 included; 0: none.
         windows: of each layer group: the positions that its layers keep, as `SchedulerConfig.groups` takes them.
     """
@@ -81,7 +82,8 @@ class ModelRunner:
         self.device = model.device
         self.num_blocks = pool.num_blocks
         self.block_size = pool.block_size
-        self.kv_bytes_per_token = pool.layout.bytes_per_token(pool.format)
+        group_bytes = pool.groups.block_bytes(pool.layout, pool.block_size, pool.format)
+        self.kv_bytes_per_token = len(pool.groups.windows) * group_bytes // pool.block_size
         self.num_host_blocks = 0 if swap_pool is None else swap_pool.num_blocks
         self.windows = pool.groups.windows
 

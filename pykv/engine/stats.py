@@ -31,7 +31,8 @@ class EngineStats:
         preemptions, recomputed_tokens, evictions: events, tokens, blocks.
         swapped_out_blocks, swapped_in_blocks: blocks that were copied to the host, and back.
         host_blocks_total, host_blocks_free: usable blocks of the host for preempted sequences.
-        kv_bytes_per_token: of keys and values in all layers, scales included.
+        kv_bytes_per_token: that the pool stores: keys, values and scales in all layers, and what smaller groups of
+            layers leave empty.
         peak_blocks_active, peak_tokens_held: the most so far.
         peak_table_blocks, peak_table_tokens: the same counted once a sequence, as if nothing were shared.
         peak_num_running: sequences.

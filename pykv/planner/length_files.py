@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import gzip
-import json
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -62,32 +61,32 @@ def read_histogram(path: Path) -> LengthDistribution:
 
 
 def read_trace(path: Path) -> TraceLengths:
-    """Reads a trace: JSON lines, compressed by gzip or not, with the fields `in` and `out` (tokens) of each request.
-
-    A first line without them is a heading. Of other fields only `ts` is looked at, which has to be a time.
+    """Reads a trace of any form that `pykv replay` reads; of its requests the lengths alone count.
 
     Raises:
-        ConfigError: the file cannot be read, or a line is malformed; the message names the line and the field.
+        ConfigError: the file cannot be read, or a request is too long to be planned for.
+        TraceError: a line is malformed; the message names the line and the field.
     """
-    prompts, outputs = [], []
-    for line, text in enumerate(_lines("trace", path), 1):
-        if not text.strip():
-            continue
-        request = _json_object(path, line, text)
-        if line == 1 and not {"in", "out"} & request.keys():
-            continue
-        _check_time(path, line, request)
-        prompts.append(_field(path, line, request, "in", 1))
-        outputs.append(_field(path, line, request, "out", 0))
-    if not prompts:
+    from pykv.simulator.trace import (
+        read_trace as read_replay_trace,
+    )  # it needs the compiled core, a plan does not
+
+    try:
+        trace = read_replay_trace(path)
+    except OSError as error:
         raise ConfigError(
-            f"trace is {str(path)!r}, which holds no request; allowed: JSON lines with in and out"
-        )
+            f"trace is {str(path)!r}, which cannot be read: {error.strerror or error}"
+        ) from error
+    prompts, outputs = (np.array(column, np.int64) for column in trace.native.lengths())
     source = f"trace {path.name}, {len(prompts):,} requests"
-    starts = np.array(prompts, np.int64)
-    ends = starts + np.array(outputs, np.int64)
+    ends = prompts + outputs
+    if ends.max() > LARGEST_OF_TRACE:
+        raise ConfigError(
+            f"trace is {str(path)!r}, in which a request has {ends.max():,} tokens; allowed: at most "
+            f"{LARGEST_OF_TRACE:,}, prompt and output together"
+        )
     final = LengthDistribution.of(ends, np.ones(len(ends), np.int64), source)
-    return TraceLengths(final, _held(starts, np.maximum(ends, starts + 1), source))
+    return TraceLengths(final, _held(prompts, np.maximum(ends, prompts + 1), source))
 
 
 def _held(starts: Any, ends: Any, source: str) -> LengthDistribution:
@@ -118,30 +117,6 @@ def _lines(option: str, path: Path) -> list[str]:
         ) from error
     except (EOFError, zlib.error, UnicodeDecodeError) as error:
         raise ConfigError(f"{option} is {str(path)!r}, which is no text: {error}") from error
-
-
-def _json_object(path: Path, line: int, text: str) -> dict[str, Any]:
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        _malformed("trace", path, line, f"no JSON: {error}")
-    if not isinstance(value, dict):
-        _malformed("trace", path, line, "allowed: an object with in and out")
-    return value
-
-
-def _field(path: Path, line: int, request: dict[str, Any], name: str, least: int) -> int:
-    value = request.get(name)
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= LARGEST_OF_TRACE:
-        what = f"{name} is {value!r}; allowed: a whole number from {least} to {LARGEST_OF_TRACE:,}"
-        _malformed("trace", path, line, what)
-    return value
-
-
-def _check_time(path: Path, line: int, request: dict[str, Any]) -> None:
-    value = request.get("ts", 0)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not -1e300 < value < 1e300:
-        _malformed("trace", path, line, f"ts is {value!r}; allowed: a finite number of seconds")
 
 
 def _whole(option: str, path: Path, line: int, name: str, text: str, least: int, most: int) -> int:

@@ -273,8 +273,9 @@ def _check_hand_counts(counts: Mapping[str, int | None]) -> None:
     heads, kv_heads, layers = counts["num_heads"], counts["num_kv_heads"], counts["num_layers"] or 0
     if heads is not None and kv_heads is not None and heads % kv_heads:
         raise refused("num_kv_heads", kv_heads, f"a divisor of num_heads, which is {heads}")
-    if counts["latent_dim"] is not None and kv_heads is not None:
-        raise ConfigError("latent_dim and num_kv_heads are both given; allowed: one of them")
+    for name in ("num_kv_heads", "head_dim"):
+        if counts["latent_dim"] is not None and counts[name] is not None:
+            raise ConfigError(f"latent_dim and {name} are both given; allowed: one of them")
     if counts["num_window_layers"] is not None and counts["window"] is None:
         raise refused("window", None, "a whole number above 0, as num_window_layers is given")
     if (counts["num_window_layers"] or 0) > layers:

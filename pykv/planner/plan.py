@@ -151,6 +151,7 @@ def plan(model: str | os.PathLike[str] | Mapping[str, Any] | None = None, **opti
 
     Raises:
         ConfigError: an option is unknown, not allowed, or contradicts another; or nothing is left for the cache.
+        TraceError: a line of the trace is malformed.
         ModelError, UnsupportedModelError: the model's files cannot be read, or its layers are of no known kind.
     """
     return plan_options(read_options({"model": model, **options}))

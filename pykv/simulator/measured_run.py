@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from pykv.simulator.trace import Trace, read_lines, read_trace
 __all__ = ["MeasuredRun", "read_measured_run"]
 
 REQUESTS = ".requests.jsonl"
+MAX_COUNT = 2**30
 
 
 @dataclass(frozen=True)
@@ -70,11 +72,12 @@ def read_measured_run(path: str | os.PathLike[str]) -> MeasuredRun:
     arrival, outputs, queued, first, last = np.array(rows).T
     order = np.argsort(arrival, kind="stable")
     name = path.name.partition(REQUESTS)[0]
-    meta = _meta(path.with_name(f"{name}.meta.json"))
-    kwargs, cache = meta.get("engine_kwargs") or {}, meta.get("kv_cache") or {}
+    meta_path = path.with_name(f"{name}.meta.json")
+    meta = _meta(meta_path)
+    kwargs, cache = _part(meta, "engine_kwargs", meta_path), _part(meta, "kv_cache", meta_path)
     series = _series(path.with_name(f"{name}.timeseries.csv"))
     kv_usage = series[:, 2] / 100
-    blocks = cache.get("num_gpu_blocks")
+    blocks = _count(cache, "num_gpu_blocks", meta_path)
     return MeasuredRun(
         trace=read_trace(path),
         arrivals=arrival[order] - arrival.min(),
@@ -84,10 +87,10 @@ def read_measured_run(path: str | os.PathLike[str]) -> MeasuredRun:
         sample_times=series[:, 0],
         kv_usage=kv_usage if kv_usage.any() else kv_usage[:0],
         running=series[:, 1],
-        num_blocks=None if blocks is None else int(blocks) - 1,
-        block_size=int(cache.get("block_size") or 16),
-        max_num_seqs=int(kwargs.get("max_num_seqs") or 256),
-        max_num_batched_tokens=int(kwargs.get("max_num_batched_tokens") or 2048),
+        num_blocks=None if blocks is None else blocks - 1,
+        block_size=_count(cache, "block_size", meta_path) or 16,
+        max_num_seqs=_count(kwargs, "max_num_seqs", meta_path) or 256,
+        max_num_batched_tokens=_count(kwargs, "max_num_batched_tokens", meta_path) or 2048,
     )
 
 
@@ -112,14 +115,32 @@ def _meta(path: Path) -> dict[str, Any]:
     return meta
 
 
+def _part(meta: dict[str, Any], field: str, path: Path) -> dict[str, Any]:
+    part = meta.get(field) or {}
+    if not isinstance(part, dict):
+        raise TraceError(f"{path}: {field} is {str(part)[:60]}: allowed is a JSON object")
+    return part
+
+
+def _count(part: dict[str, Any], field: str, path: Path) -> int | None:
+    value = part.get(field)
+    if value is not None and (type(value) is not int or not 1 <= value <= MAX_COUNT):
+        raise TraceError(f"{path}: {field} is {str(value)[:60]}: allowed is null or 1 to {MAX_COUNT}")
+    return value
+
+
 def _series(path: Path) -> NDArray[np.float64]:
     """[num_samples, 3]: time, running requests, percent of the pool."""
     if not path.is_file():
         return np.zeros((0, 3))
     with path.open(newline="") as file:
-        rows = [
-            _sample(row, Line(str(path), place)) for place, row in enumerate(csv.DictReader(file), start=2)
-        ]
+        try:
+            rows = [
+                _sample(row, Line(str(path), place))
+                for place, row in enumerate(csv.DictReader(file), start=2)
+            ]
+        except (csv.Error, UnicodeDecodeError) as error:
+            raise TraceError(f"{path}: is no CSV: {error}") from error
     return np.array(rows, np.float64).reshape(-1, 3)
 
 
@@ -127,7 +148,10 @@ def _sample(row: dict[str, Any], line: Line) -> list[float]:
     values = []
     for field in ("t", "running", "kv_cache_pct"):
         try:
-            values.append(float(row[field]))
+            value = float(row[field])
         except (KeyError, TypeError, ValueError):
-            raise line.error(f"{field} is {row.get(field)!r}: allowed is a number") from None
+            value = math.nan
+        if not math.isfinite(value):
+            raise line.error(f"{field} is {row.get(field)!r}: allowed is a finite number")
+        values.append(value)
     return values

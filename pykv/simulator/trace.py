@@ -26,6 +26,7 @@ AddRow = Callable[[Rows, Line, dict[str, Any]], None]
 FORMS: list[tuple[Callable[[dict[str, Any]], bool], AddRow, int | None]] = [
     (mooncake.recognises, mooncake.add_row, mooncake.BLOCK_SIZE),
     (measured.recognises, measured.add_row, None),
+    (runs.recognises_row, runs.add_row, None),
 ]
 RECORDING = b"pykv-recording-"
 """What a recording begins with."""

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import pykv
+from pykv.errors import TraceError
 
 CONFIG = {
     "model_type": "llama",
@@ -56,7 +57,7 @@ def test_a_prefix_above_every_context_is_refused(context: Any) -> None:
 @pytest.mark.parametrize("ts", ["NaN", "Infinity", '"noon"', "true"])
 def test_a_trace_without_times_is_refused(ts: str, tmp_path: Path) -> None:
     (tmp_path / "trace.jsonl").write_text(f'{{"ts": {ts}, "in": 5, "out": 1}}\n')
-    with pytest.raises(pykv.ConfigError, match=r"line 1: ts is .*; allowed: a finite number of seconds"):
+    with pytest.raises(TraceError, match=r"line 1: ts is .*: allowed is a finite number"):
         pykv.plan(CONFIG, memory="80GiB", trace=tmp_path / "trace.jsonl")
 
 

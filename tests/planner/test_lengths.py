@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pykv import ConfigError
+from pykv import ConfigError, plan
+from pykv.errors import TraceError
 from pykv.planner.length_files import read_histogram, read_trace
 from pykv.planner.lengths import read_context
 
@@ -99,51 +100,81 @@ def test_malformed_histogram_is_named_by_line_and_field(tmp_path: Path, text: st
 
 
 def write_trace(path: Path, *lines: object, heading: bool = True) -> Path:
-    text = "".join(json.dumps(line) + "\n" for line in ([{"name": "made"}] if heading else []) + [*lines])
+    header = [{"name": "made", "block_size": None}] if heading else []
+    text = "".join(json.dumps(line) + "\n" for line in [*header, *lines])
     path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
     return path
 
 
+def requests_of(*lengths: tuple[int, int]) -> list[dict[str, float]]:
+    return [{"ts": place, "in": prompt, "out": output} for place, (prompt, output) in enumerate(lengths)]
+
+
+@pytest.mark.parametrize("heading", [True, False])
 @pytest.mark.parametrize("name", ["trace.jsonl", "trace.jsonl.gz"])
-def test_trace_counts_ends_once_and_steps_by_their_number(tmp_path: Path, name: str) -> None:
-    trace = read_trace(
-        write_trace(tmp_path / name, {"in": 3, "out": 2}, {"in": 4, "out": 1}, {"in": 9, "out": 0})
-    )
+def test_trace_counts_ends_once_and_steps_by_their_number(tmp_path: Path, name: str, heading: bool) -> None:
+    lines = requests_of((3, 2), (4, 1), (9, 0))
+    trace = read_trace(write_trace(tmp_path / name, *lines, heading=heading))
     assert (trace.final.tokens.tolist(), trace.final.counts.tolist()) == ([5, 9], [2, 1])
     # the first holds 3 tokens at one step and 4 at the next, the second 4, the third 9
     assert (trace.held.tokens.tolist(), trace.held.counts.tolist()) == ([3, 4, 9], [1, 2, 1])
 
 
+FORMS = {
+    "mooncake.jsonl": json.dumps(
+        {"timestamp": 1, "input_length": 600, "output_length": 40, "hash_ids": [1, 2]}
+    ),
+    "azure.csv": "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.68,600,40",
+    "measured.jsonl": json.dumps({"input_toks": 600, "output_toks": 40, "arrival_time": 1.0}),
+    "custom.jsonl": json.dumps({"prompt": "a" * 2400, "output_tokens": 40}),
+    "sharegpt.json": json.dumps([{"conversations": [{"value": "a" * 2400}, {"value": "b" * 160}]}]),
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_every_form_that_a_replay_reads_is_one_of_lengths(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(FORMS[name])
+    trace = read_trace(tmp_path / name)
+    assert (trace.final.tokens.tolist(), trace.held.total) == ([640], 40)
+    found = plan("llama-3.1-8b", num_blocks=1000, trace=tmp_path / name)
+    assert found.lengths is not None
+    assert found.lengths["max"] == 640
+
+
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        ([{"in": 3}], "line 2: out is None"),
-        ([{"in": 0, "out": 1}], "line 2: in is 0"),
-        ([{"in": 3, "out": 1}, {"in": 1.5, "out": 1}], "line 3: in is 1.5"),
-        ([{"in": True, "out": 1}], "line 2: in is True"),
-        ([{"in": 1, "out": 10**9}], "line 2: out is 1000000000; allowed: a whole number from 0 to 8,388,608"),
-        ([[1, 2]], "line 2: allowed: an object"),
+        ([{"ts": 0, "in": 3}], "line 2: out is missing"),
+        (requests_of((0, 1)), "line 2: prompt_tokens is 0"),
+        ([*requests_of((3, 1)), {"ts": 0, "in": 1.5, "out": 1}], "line 3: in is 1.5"),
+        ([{"ts": 0, "in": True, "out": 1}], "line 2: in is True"),
+        ([[1, 2]], "line 2: is "),
         ([], "holds no request"),
     ],
 )
 def test_malformed_trace_is_named_by_line_and_field(
     tmp_path: Path, lines: list[object], message: str
 ) -> None:
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(TraceError, match=message):
         read_trace(write_trace(tmp_path / "trace.jsonl", *lines))
+
+
+def test_a_request_that_no_pool_holds_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="a request has 100,000,001 tokens; allowed: at most 8,388,608"):
+        read_trace(write_trace(tmp_path / "trace.jsonl", *requests_of((1, 10**8))))
 
 
 def test_files_that_are_none(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"trace is '.*nowhere', which cannot be read"):
         read_trace(tmp_path / "nowhere")
     (tmp_path / "cut.gz").write_bytes(gzip.compress(b"x" * 1000)[:-9])
-    with pytest.raises(ConfigError, match="which is no text"):
+    with pytest.raises(TraceError, match=r"cut.gz, line 1: cannot be decompressed"):
         read_trace(tmp_path / "cut.gz")
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00\x01")
     with pytest.raises(ConfigError, match="which is no text"):
         read_histogram(tmp_path / "binary")
     (tmp_path / "text").write_text("hello\n")
-    with pytest.raises(ConfigError, match="line 1: no JSON"):
+    with pytest.raises(TraceError, match="line 1: is no JSON"):
         read_trace(tmp_path / "text")
 
 

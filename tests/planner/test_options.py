@@ -65,6 +65,7 @@ NUMBERS: dict[str, Any] = {"num_layers": 2, "num_kv_heads": 2, "head_dim": 8}
         ({"model": "llama-3.1-8b"}, "model and num_layers are both given"),
         ({"num_heads": 3}, "num_kv_heads is 2; allowed: a divisor of num_heads, which is 3"),
         ({"latent_dim": 5}, "latent_dim and num_kv_heads are both given"),
+        ({"latent_dim": 5, "num_kv_heads": None}, "latent_dim and head_dim are both given"),
         (
             {"num_window_layers": 1},
             "window is None; allowed: a whole number above 0, as num_window_layers is given",

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pykv import BlockPool, KvLayout, OutOfBlocksError, Scheduler, SchedulerConfig, StepBuffers
+from pykv import BlockPool, KvLayout, OutOfBlocksError, Scheduler, SchedulerConfig, StepBuffers, replay
 from pykv.layer_groups import LayerGroups
 from pykv.planner import plan
 from pykv.planner.lengths import read_context
@@ -278,6 +278,40 @@ def closed_loop(users: int, num_blocks: int, draw: Draw, seed: int) -> LoopResul
             ask()
     scheduler.check()
     return LoopResult(preempted / NUM_STEPS, disturbed / NUM_STEPS)
+
+
+@pytest.mark.parametrize("model", ["by numbers", "gpt-oss-20b"])
+def test_a_replay_at_the_mix_runs_and_at_half_more_stalls(model: str, tmp_path: Path) -> None:
+    """The same promise through `plan --trace` and `replay --concurrency`, with full attention and with windows."""
+    random = np.random.default_rng(5)
+    prompts = random.choice([100, 500, 1400], size=3000, p=[0.6, 0.35, 0.05]) + random.integers(0, 99, 3000)
+    path = tmp_path / "trace.jsonl"
+    rows = [{"ts": 0, "in": int(prompt), "out": 60} for prompt in prompts]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    num_blocks = 2500
+    numbers = SMALL if model == "by numbers" else {"model": model}
+    requests = plan(**numbers, num_blocks=num_blocks, trace=path).requests
+    assert requests is not None
+    options: dict[str, Any] = {"admission": "watermark", "watermark": 0.0, "max_num_seqs": 1000}
+    options |= {"cost": "constant:0.01", "model": None if model == "by numbers" else model}
+
+    def loop(users: int) -> tuple[float, float]:
+        timed = replay(path, num_blocks=num_blocks - 1, concurrency=users, **options).timed
+        assert timed is not None
+        assert timed.refused == timed.cut == 0
+        waiting = timed.series.waiting
+        settled = waiting[
+            len(waiting) // 4 : -len(waiting) // 4
+        ]  # behind the start, before the last have come
+        return timed.preempting_steps / timed.steps, float(np.mean(settled))
+
+    number = requests["mix"]
+    assert number > 30
+    calm, crowded = loop(number), loop(number * 3 // 2)
+    assert calm[0] <= 0.01
+    assert calm[1] < 0.05 * number
+    assert crowded[0] > 0.1
+    assert crowded[1] > 0.15 * number, "so many wait at any moment"
 
 
 TRACES = Path(__file__).parents[2] / ".." / "shared" / "traces"

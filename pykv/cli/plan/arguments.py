@@ -80,7 +80,7 @@ OPTIONS = {
         "tokens of a request, prompt and output: one number, or percentiles, with max=N and perhaps mean=N",
     ),
     "histogram": Option(REQUESTS, "FILE", "lines of tokens,count, instead of --context"),
-    "trace": Option(REQUESTS, "FILE", "JSON lines with in and out (may be gzipped), instead of --context"),
+    "trace": Option(REQUESTS, "FILE", "requests in any form that pykv replay reads, instead of --context"),
     "max_model_len": Option(REQUESTS, "N", "the cap of a request's tokens (the model's)", _whole),
     "max_num_seqs": Option(
         REQUESTS, "N", "requests that may run at once in one engine (as many as fit)", _whole

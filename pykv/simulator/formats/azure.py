@@ -10,7 +10,7 @@ Source: P. Patel et al., *Splitwise*, ISCA 2024; https://github.com/Azure/AzureP
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from datetime import datetime
 
 from pykv.simulator.formats.rows import Line, Rows
@@ -31,7 +31,7 @@ def add_rows(rows: Rows, lines: Iterable[str]) -> None:
     Raises:
         TraceError: a field is missing or wrong.
     """
-    for place, row in enumerate(csv.reader(lines), start=1):
+    for place, row in _numbered(rows.path, csv.reader(lines)):
         if place == 1 or not row:
             continue
         line = Line(rows.path, place)
@@ -45,11 +45,22 @@ def add_rows(rows: Rows, lines: Iterable[str]) -> None:
         )
 
 
+def _numbered(path: str, reader: Iterable[list[str]]) -> Iterator[tuple[int, list[str]]]:
+    place = 0
+    try:
+        for place, row in enumerate(reader, start=1):
+            yield place, row
+    except csv.Error as error:
+        raise Line(path, place + 1).error(f"is no CSV: {error}") from error
+
+
 def _seconds(text: str, line: Line) -> float:
     """A time to the tenth of a microsecond, which is finer than Python's own."""
     whole, _, fraction = text.strip().partition(".")
     fraction, _, _ = fraction.partition("+")
     try:
+        if fraction and not fraction.isdecimal():
+            raise ValueError
         moment = datetime.fromisoformat(whole.partition("+")[0])
         return (moment - datetime(2000, 1, 1)).total_seconds() + float(f"0.{fraction or 0}")
     except ValueError:

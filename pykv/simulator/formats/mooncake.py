@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pykv.simulator.formats.rows import Line, Rows, integer, number, runs_of
+from pykv.simulator.formats.rows import Line, Rows, integer, number, runs_of, session
 
 __all__ = ["BLOCK_SIZE", "add_row", "recognises"]
 
@@ -38,6 +38,6 @@ def add_row(rows: Rows, line: Line, row: dict[str, Any]) -> None:
         arrival=number(row, "timestamp", line) / 1000,
         prompt_tokens=integer(row, "input_length", line),
         output_tokens=integer(row, "output_length", line),
-        session=row.get("session_id"),
+        session=session(row, "session_id", line),
         runs=runs_of(blocks),
     )

@@ -11,7 +11,7 @@ import numpy as np
 from pykv import _core
 from pykv.errors import TraceError
 
-__all__ = ["MAX_NUMBER", "Line", "Rows", "integer", "number", "runs_of"]
+__all__ = ["MAX_NUMBER", "Line", "Rows", "integer", "number", "runs_of", "session"]
 
 MAX_SYMBOL = 2**30
 """The compiled core numbers the blocks of a trace below this."""
@@ -58,6 +58,18 @@ def number(row: dict[str, Any], field: str, line: Line) -> float:
     return float(value)  # type: ignore[arg-type]
 
 
+def session(row: dict[str, Any], field: str, line: Line) -> str | int | None:
+    """What names a request's session, out of a JSON object; None: it belongs to none.
+
+    Raises:
+        TraceError: it is something else.
+    """
+    value = row.get(field)
+    if value is not None and type(value) not in (str, int):
+        raise line.error(f"{field} is {_shown(row, field)}: allowed are null, a text or a whole number")
+    return value
+
+
 def _shown(row: dict[str, Any], field: str) -> str:
     return repr(row[field])[:60] if field in row else "missing"
 
@@ -76,7 +88,7 @@ class Rows:
         self._prompts: list[int] = []
         self._outputs: list[int] = []
         self._sessions: list[int] = []
-        self._session_numbers: dict[object, int] = {}
+        self._session_numbers: dict[str | int, int] = {}
         self._num_runs: list[int] = []
         # A trace may have millions of runs: 8 bytes a number, not a Python object.
         self._starts, self._lengths = array("q"), array("q")
@@ -88,7 +100,7 @@ class Rows:
         arrival: float,
         prompt_tokens: int,
         output_tokens: int,
-        session: object = None,
+        session: str | int | None = None,
         runs: Iterable[Sequence[int]] = (),
     ) -> None:
         """Adds one request.
@@ -134,12 +146,15 @@ class Rows:
         if (np.diff(order) < 0).any():
             places = _gather(num_runs, order)
             starts, lengths, num_runs = starts[places], lengths[places], num_runs[order]
-        starts, lengths, num_runs = _densely_numbered(starts, lengths, num_runs)
+        prompts = np.array(self._prompts, np.int64)[order]
+        # What a prompt cannot hold is refused below, and not unrolled here.
+        if (_sums(lengths, num_runs) <= -(-prompts // block_size)).all() and prompts.max() <= MAX_SYMBOL:
+            starts, lengths, num_runs = _densely_numbered(starts, lengths, num_runs)
         try:
             return _core.Trace(
                 block_size=block_size,
                 arrivals=arrivals[order] - arrivals[order[0]],
-                prompt_tokens=np.array(self._prompts, np.int64)[order],
+                prompt_tokens=prompts,
                 output_tokens=np.array(self._outputs, np.int64)[order],
                 sessions=np.array(self._sessions, np.int64)[order],
                 num_runs=num_runs,
@@ -154,6 +169,14 @@ class Rows:
 def _numbers(column: array[int]) -> np.ndarray:
     """The same memory; an empty column has none that is aligned."""
     return np.frombuffer(column, np.int64) if column else np.zeros(0, np.int64)
+
+
+def _sums(values: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """The sum of each group of `counts` values; as reals, which do not overflow."""
+    total: np.ndarray = np.concatenate(([0.0], np.cumsum(values, dtype=np.float64)))
+    ends = np.cumsum(counts)
+    sums: np.ndarray = total[ends] - total[ends - counts]
+    return sums
 
 
 def _gather(counts: np.ndarray, order: np.ndarray) -> np.ndarray:

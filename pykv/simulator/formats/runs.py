@@ -11,14 +11,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from pykv.simulator.formats.rows import Line, Rows, integer, number
+from pykv.simulator.formats.rows import Line, Rows, integer, number, session
 
-__all__ = ["add_row", "recognises"]
+__all__ = ["add_row", "recognises", "recognises_row"]
 
 
 def recognises(row: dict[str, Any]) -> bool:
     """Whether a file's first line is this form's header."""
     return "block_size" in row and "in" not in row
+
+
+def recognises_row(row: dict[str, Any]) -> bool:
+    """Whether a file's first line is a request of this form, whose header is missing: blocks mean nothing then."""
+    return "in" in row and "out" in row and row.get("h") is None
 
 
 def add_row(rows: Rows, line: Line, row: dict[str, Any]) -> None:
@@ -38,6 +43,6 @@ def add_row(rows: Rows, line: Line, row: dict[str, Any]) -> None:
         arrival=number(row, "ts", line),
         prompt_tokens=integer(row, "in", line),
         output_tokens=integer(row, "out", line),
-        session=row.get("s"),
+        session=session(row, "s", line),
         runs=runs or (),
     )

@@ -79,7 +79,7 @@ class Texts:
                 self._add(line, said, _tokens(answer["value"]), session=place)
                 said += answer["value"]
 
-    def _add(self, line: Line, text: str, output_tokens: int, session: object) -> None:
+    def _add(self, line: Line, text: str, output_tokens: int, session: int | None) -> None:
         self._rows.add(
             line,
             arrival=round(self._now, 6),  # so that no machine's logarithm differs in it
