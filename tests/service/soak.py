@@ -4,6 +4,8 @@ import asyncio
 import random
 from contextlib import asynccontextmanager, suppress
 
+from h2.exceptions import ProtocolError
+
 from pykv.client import Client
 from pykv.errors import PykvError
 from pykv.sampling import SamplingParams
@@ -45,7 +47,8 @@ class Soak:
                 missing = [kind for kind in KINDS if not self.done[kind]]
                 kind = self._random.choice(missing or KINDS)
                 self.done[kind] += 1
-                with suppress(PykvError, TimeoutError, ConnectionError):
+                # What the server has sent away, h2 says, may not send any more.
+                with suppress(PykvError, TimeoutError, ConnectionError, ProtocolError):
                     await getattr(self, "_" + kind.replace(" ", "_"))(client)
 
     def _prompt(self):

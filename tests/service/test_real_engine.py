@@ -167,7 +167,8 @@ async def test_killed_clients_leave_blocks_memory_and_files_where_they_were(
     start_daemon, make_real_engine, open_raw, framed, idle, num_clients
 ):
     daemon = await start_daemon(
-        make_real_engine(enable_prefix_caching=False, max_num_seqs=16, max_num_batched_tokens=64)
+        make_real_engine(enable_prefix_caching=False, max_num_seqs=16, max_num_batched_tokens=64),
+        connections_per_second=1e6,
     )
 
     async def kill_all(places):

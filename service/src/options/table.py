@@ -142,7 +142,7 @@ class ServeOptions:
         1024, integer(1), NETWORK, "of one IPv4 address or one /64 network of IPv6; a proxy is one peer"
     )
     connections_per_second: float = _option(
-        50.0, rate(0.1, 1e6), NETWORK, "that one peer may make in the long run, once it has made its most"
+        200.0, rate(0.1, 1e6), NETWORK, "that one peer may make in the long run, once it has made its most"
     )
     request_timeout: float = _option(
         30.0,

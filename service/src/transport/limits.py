@@ -26,7 +26,7 @@ class TransportLimits:
 
     max_connections: int = 4096
     max_connections_per_peer: int = 1024
-    connections_per_second: float = 50.0
+    connections_per_second: float = 200.0
     request_seconds: float = 30.0
     max_streams: int = 4096
     max_message_bytes: int = 16 * 2**20
