@@ -36,6 +36,11 @@ class DecodeGraphs:
         self._buckets = buckets
         self._recordings: dict[tuple[int, bool], Recording] = {}
 
+    @property
+    def batches(self) -> tuple[int, ...]:
+        """The batch sizes that were recorded, ascending."""
+        return tuple(sorted({bucket for bucket, _ in self._recordings}))
+
     def record_all(self) -> None:
         """Records every batch size, the largest first: smaller ones then fit in the memory that it took.
 

@@ -49,10 +49,16 @@ class DeviceRunner(ModelRunner):
     def step_views(self, config: SchedulerConfig) -> list[DeviceStepViews]:
         """A ring of two sets of host arrays over one set on the device; records the decodes that will read them."""
         arrays = DeviceArrays(self._on, config)
-        buckets = decode_buckets(config.max_num_seqs) if self._uses_graphs else ()
+        largest = min(config.max_num_seqs, config.max_num_batched_tokens)
+        buckets = decode_buckets(largest) if self._uses_graphs else ()
         if buckets:
             self._graphs = self._recorded(arrays, buckets)
         return [DeviceStepViews(arrays, config, buckets, self._copies.join) for _ in range(2)]
+
+    @property
+    def recorded_batches(self) -> tuple[int, ...]:
+        """The batch sizes whose decodes are replayed; none before an engine was made, or where that is not possible."""
+        return () if self._graphs is None else self._graphs.batches
 
     def copy_blocks(self, pairs: torch.Tensor) -> None:
         self._copies.run(lambda: super(DeviceRunner, self).copy_blocks(pairs))

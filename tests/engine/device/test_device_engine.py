@@ -44,7 +44,15 @@ class CountingDevice(HostDevice):
 
 
 def generate(
-    model, device=None, *, num_blocks=64, num_host_blocks=0, params=PARAMS, uses_graphs=True, **options
+    model,
+    device=None,
+    *,
+    num_blocks=64,
+    num_host_blocks=0,
+    params=PARAMS,
+    uses_graphs=True,
+    budget=48,
+    **options,
 ):
     pool = KvPool(model.layout, num_blocks, 8, model.dtype)
     swap = KvPool(model.layout, num_host_blocks, 8, model.dtype) if num_host_blocks else None
@@ -52,7 +60,7 @@ def generate(
         runner = ModelRunner(model, pool, "auto", swap)
     else:
         runner = DeviceRunner(model, pool, "auto", swap, device=device, uses_graphs=uses_graphs)
-    config = pykv.EngineConfig(max_num_seqs=5, max_num_batched_tokens=48, **options)
+    config = pykv.EngineConfig(max_num_seqs=5, max_num_batched_tokens=budget, **options)
     with pykv.Engine.from_runner(runner, None, config) as engine:
         outputs = engine.generate(PROMPTS, params)
         stats = engine.stats()
@@ -74,6 +82,12 @@ def test_tokens_are_those_of_the_plain_engine_where_sequences_are_swapped(tiny_m
     plain, stats = generate(tiny_model, **options)
     assert stats.preemptions > 0
     assert generate(tiny_model, HostDevice(), **options)[0] == plain
+
+
+def test_no_decode_is_larger_than_a_step(tiny_model) -> None:
+    device = CountingDevice()
+    assert generate(tiny_model, device, budget=3)[0] == generate(tiny_model, budget=3)[0]
+    assert [len(recording.output) for recording in device.recordings] == [3, 3, 2, 2, 1]
 
 
 def test_nothing_is_recorded_where_graphs_are_off(tiny_model) -> None:
