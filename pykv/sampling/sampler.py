@@ -130,7 +130,7 @@ class Sampler:
         weights = scaled.exp()
         if np.any(values.features[chosen] & Feature.FILTERED):
             filters = (values.top_ks[chosen], values.top_ps[chosen], values.min_ps[chosen])
-            floors = lowest_kept(scaled, *(self._to_device(limits) for limits in filters))
+            floors = lowest_kept(scaled, *filters)
             weights = torch.where(scaled >= floors, weights, 0.0)
         numbers = uniforms(values.seeds[chosen], values.children[chosen], positions[samples])
         token_ids[samples] = draw(weights, self._to_device(numbers)).cpu().numpy()
