@@ -61,7 +61,7 @@ def allocate_workspace(
     num_items = min(query.shape[0], batch.num_rows)
     num_splits, num_prefix_splits = part_counts(
         query.device,
-        caches.key.element_size(),
+        _element_bytes(query, caches),
         (num_items, batch.num_rows, batch.num_columns * caches.block_size, rule.window),
         (query.shape[1], caches.num_kv_heads, caches.head_dim_k, caches.head_dim_v),
         share_prefixes,
@@ -78,7 +78,7 @@ def allocate_workspace(
     )
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+@torch.compiler.assume_constant_result
 def part_counts(
     device: torch.device,
     element_bytes: int,
@@ -127,21 +127,28 @@ def _part_counts(
 
 
 def _decode_config(query: Tensor, caches: Caches) -> TileConfig:
-    shape = _tile_shape(caches, query_rows(query.shape[1] // caches.num_kv_heads))
+    shape = _tile_shape(query, caches, query_rows(query.shape[1] // caches.num_kv_heads))
     return decode_config(current_target(query.device), shape)
 
 
 def _prefill_config(query: Tensor, caches: Caches, batch: Batch) -> TileConfig:
     group = query.shape[1] // caches.num_kv_heads
     average = -(-query.shape[0] // max(1, batch.num_rows)) * group
-    return prefill_config(current_target(query.device), _tile_shape(caches, query_rows(group)), average)
+    return prefill_config(
+        current_target(query.device), _tile_shape(query, caches, query_rows(group)), average
+    )
 
 
 def _prefix_config(query: Tensor, caches: Caches) -> TileConfig:
-    shape = _tile_shape(caches, query_rows(query.shape[1] // caches.num_kv_heads))
+    shape = _tile_shape(query, caches, query_rows(query.shape[1] // caches.num_kv_heads))
     return prefix_config(current_target(query.device), shape)
 
 
-def _tile_shape(caches: Caches, rows: int) -> TileShape:
+def _tile_shape(query: Tensor, caches: Caches, rows: int) -> TileShape:
     widest = padded(max(caches.head_dim_k, caches.head_dim_v))
-    return TileShape(head_dim=widest, element_bytes=caches.key.element_size(), rows=rows)
+    return TileShape(head_dim=widest, element_bytes=_element_bytes(query, caches), rows=rows)
+
+
+def _element_bytes(query: Tensor, caches: Caches) -> int:
+    """Of a cache's element; beside float32 queries those of 8 bits are multiplied as float32, and count as such."""
+    return 4 if query.dtype is torch.float32 else caches.key.element_size()
