@@ -50,7 +50,7 @@ def checked(target: str, kernels: Iterable[Any], *, spills_count: bool = True) -
 
 def spills_are_limited(setting: Setting) -> bool:
     """float32 with wide heads is right and slow: docs/kernels.md says so."""
-    return setting.query is not torch.float32 or max(setting.head_dim_k, setting.head_dim_v) <= 256
+    return setting.query is not torch.float32 or max(setting.head_dim_k, setting.head_dim_v) <= 128
 
 
 def is_refused(target: str, setting: Setting) -> bool:
