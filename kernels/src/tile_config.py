@@ -52,7 +52,7 @@ def decode_config(target: Target, shape: TileShape) -> TileConfig:
     keys = table_keys(target, shape)
     listed = next((DECODE[key] for key in keys if key in DECODE), None)
     tile, num_warps, num_stages = listed or (_SMALLEST_TILE if shape.head_dim > 128 else 64, 4, 2)
-    if shape.rows > 16:  # the table is for the least that a product takes
+    if shape.rows > 16 and target.family == "sm":  # the table is for the least that a product takes
         num_warps = max(8, num_warps)
     return fitting(target, shape, TileConfig(shape.rows, tile, num_warps, num_stages))
 
