@@ -166,7 +166,7 @@ def _checked(name: str, array: object, dtype: type[np.generic], shape: tuple[int
         raise StepError(
             f"{name} is {view.dtype} {list(view.shape)}: needed is {np.dtype(dtype)} {list(shape)}"
         )
-    if view.ctypes.data != again.ctypes.data:
+    if view.size and view.ctypes.data != again.ctypes.data:
         raise StepError(
             f"{name} is a {type(array).__name__} that numpy copies: needed is memory that it can share"
         )

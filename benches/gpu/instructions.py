@@ -59,9 +59,7 @@ def main() -> None:
     for target, (bandwidth, processors, clock) in DEVICES.items():
         for name, cache in CACHES.items():
             for block_size in (16, 64):
-                kernel = compile_attention(target, Setting(cache=cache, block_size=block_size), num_tokens=8)[
-                    0
-                ]
+                kernel = compile_attention(target, Setting(cache=cache, block_size=block_size))[0]
                 elements = 64 * (128 + 128)  # keys and values of one tile, shared by four warps
                 issued = len(inner_loop(kernel)) * kernel.metadata.num_warps * 32 / elements
                 allowed = 4 * 32 / (bandwidth / cache.itemsize / processors / clock)

@@ -60,9 +60,12 @@ class PagedProblem:
     batch: Batch
     rule: Rule
     out: Tensor
+    share_prefixes: bool = False
 
     def __post_init__(self) -> None:
-        self._workspace = allocate_workspace(self.query, self.caches, self.batch, self.rule)
+        self._workspace = allocate_workspace(
+            self.query, self.caches, self.batch, self.rule, share_prefixes=self.share_prefixes
+        )
 
     def attend(self) -> Tensor:
         """The call that is measured: nothing is allocated, nothing read back."""
@@ -84,6 +87,8 @@ class PagedProblem:
             self.rule.scale,
             self.rule.window,
             self.rule.softcap,
+            None if workspace is None else workspace.prefixes,
+            0 if workspace is None else workspace.num_prefix_splits,
         )
         return self.out
 

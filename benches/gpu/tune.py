@@ -93,11 +93,11 @@ def timed(part: Part, shape: Shape, kind: str, config: TileConfig) -> float | No
 
 def sweep_splits(part: Part, shape: Shape) -> None:
     """How the time of a decode depends on the number of splits."""
-    original = attend.choose_num_splits
+    original = attend.part_counts
     for splits in SPLITS:
 
         def run(splits: int = splits) -> None:
-            attend.choose_num_splits = lambda *arguments, **names: splits
+            attend.part_counts = lambda *arguments: (splits, 0)
             problem = build_problem(shape, part.machine.device)
             problem.attend()
             if part.slice is None:
@@ -108,7 +108,7 @@ def sweep_splits(part: Part, shape: Shape) -> None:
         try:
             part.attempt(f"splits {splits}", run)
         finally:
-            attend.choose_num_splits = original
+            attend.part_counts = original
 
 
 def rows_of(shape: Shape) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch import Tensor
 
@@ -12,12 +14,10 @@ from pykv.kernels.find_prefixes import FEWEST_SHARED, find_prefixes
 from pykv.kernels.prefill import launch_prefill
 from pykv.kernels.shared_prefix import launch_shared_prefix
 from pykv.kernels.splits import choose_num_splits
-from pykv.kernels.target import current_target
-from pykv.kernels.tile_config import TileConfig, TileShape, decode_config, prefill_config
+from pykv.kernels.target import Target, current_target
+from pykv.kernels.tile_config import TileConfig, TileShape, decode_config, prefill_config, prefix_config
 
 __all__ = ["allocate_workspace", "attend"]
-
-_PREFIX_ROWS = 64  # query rows that read a shared prefix together
 
 
 def attend(
@@ -59,16 +59,17 @@ def allocate_workspace(
             launches, which is why the caller says where it may pay.
     """
     num_items = min(query.shape[0], batch.num_rows)
-    shares = share_prefixes and _can_share(query, caches, batch, rule)
-    num_splits = _num_splits(query, caches, batch, rule, num_items, shares)
-    num_prefix_splits = 0
-    if shares:
-        rows = query_rows(query.shape[1] // caches.num_kv_heads)
-        packs = -(-batch.num_rows * rows // _prefix_config(query, caches).rows)
-        num_prefix_splits = _num_splits(query, caches, batch, rule, packs, shares)
+    num_splits, num_prefix_splits = part_counts(
+        query.device,
+        _element_bytes(query, caches),
+        (num_items, batch.num_rows, batch.num_columns * caches.block_size, rule.window),
+        (query.shape[1], caches.num_kv_heads, caches.head_dim_k, caches.head_dim_v),
+        share_prefixes,
+    )
     if num_splits + num_prefix_splits == 1:
         return None
     sizes = (num_items, query.shape[1], num_splits + num_prefix_splits)
+    shares = num_prefix_splits > 0
     return Workspace(
         out=query.new_empty((*sizes, caches.head_dim_v), dtype=torch.float32),
         lse=query.new_empty(sizes, dtype=torch.float32),
@@ -77,41 +78,77 @@ def allocate_workspace(
     )
 
 
-def _can_share(query: Tensor, caches: Caches, batch: Batch, rule: Rule) -> bool:
-    seen = batch.num_columns * caches.block_size
-    seen = min(seen, rule.window) if rule.window else seen
-    return batch.num_rows > 1 and query.shape[0] > 1 and seen >= FEWEST_SHARED
+@torch.compiler.assume_constant_result
+def part_counts(
+    device: torch.device,
+    element_bytes: int,
+    batch: tuple[int, int, int, int],
+    heads: tuple[int, int, int, int],
+    share_prefixes: bool,
+) -> tuple[int, int]:
+    """Into how many parts a decode cuts what a sequence reads alone, and what it reads with others (0: it does not).
+
+    Of plain numbers, so that a compiled graph holds the result as a constant.
+
+    Args:
+        batch: tokens that are taken one by one, rows, positions of a table row, window (0: none).
+        heads: query heads, KV heads, their sizes of keys and of values.
+    """
+    return _part_counts(current_target(device), element_bytes, batch, heads, share_prefixes)
 
 
-def _num_splits(query: Tensor, caches: Caches, batch: Batch, rule: Rule, num_items: int, shares: bool) -> int:
-    """Into how many parts `num_items` programs a KV head should cut their keys."""
-    positions = batch.num_columns * caches.block_size
-    tile = _decode_config(query, caches).tile
-    return choose_num_splits(
-        current_target(query.device),
-        num_programs=max(1, num_items * caches.num_kv_heads),
-        num_tiles=-(-(min(positions, rule.window + tile) if rule.window else positions) // tile),
-        head_dim=padded(caches.head_dim_v) * (2 if shares else 1),  # the reduction holds both kinds of parts
-    )
+@functools.lru_cache(maxsize=1024)
+def _part_counts(
+    target: Target,
+    element_bytes: int,
+    batch: tuple[int, int, int, int],
+    heads: tuple[int, int, int, int],
+    share_prefixes: bool,
+) -> tuple[int, int]:
+    num_items, num_rows, positions, window = batch
+    num_heads, num_kv_heads, head_dim_k, head_dim_v = heads
+    rows = query_rows(num_heads // num_kv_heads)
+    shape = TileShape(padded(max(head_dim_k, head_dim_v)), element_bytes, rows)
+    tile = decode_config(target, shape).tile
+    seen = min(positions, window) if window else positions
+    shares = share_prefixes and min(num_rows, num_items) > 1 and seen >= FEWEST_SHARED
+
+    def splits(num_programs: int) -> int:
+        return choose_num_splits(
+            target,
+            num_programs=max(1, num_programs * num_kv_heads),
+            num_tiles=-(-(min(positions, window + tile) if window else positions) // tile),
+            head_dim=padded(head_dim_v) * (2 if shares else 1),  # the reduction holds both kinds of parts
+        )
+
+    if not shares:
+        return splits(num_items), 0
+    return splits(num_items), splits(-(-num_rows * rows // prefix_config(target, shape).rows))
 
 
 def _decode_config(query: Tensor, caches: Caches) -> TileConfig:
-    shape = _tile_shape(caches, query_rows(query.shape[1] // caches.num_kv_heads))
+    shape = _tile_shape(query, caches, query_rows(query.shape[1] // caches.num_kv_heads))
     return decode_config(current_target(query.device), shape)
 
 
 def _prefill_config(query: Tensor, caches: Caches, batch: Batch) -> TileConfig:
     group = query.shape[1] // caches.num_kv_heads
     average = -(-query.shape[0] // max(1, batch.num_rows)) * group
-    return prefill_config(current_target(query.device), _tile_shape(caches, query_rows(group)), average)
+    return prefill_config(
+        current_target(query.device), _tile_shape(query, caches, query_rows(group)), average
+    )
 
 
 def _prefix_config(query: Tensor, caches: Caches) -> TileConfig:
-    """As many rows as one warp group multiplies at once."""
-    rows = query_rows(query.shape[1] // caches.num_kv_heads)
-    return prefill_config(current_target(query.device), _tile_shape(caches, rows), _PREFIX_ROWS)
+    shape = _tile_shape(query, caches, query_rows(query.shape[1] // caches.num_kv_heads))
+    return prefix_config(current_target(query.device), shape)
 
 
-def _tile_shape(caches: Caches, rows: int) -> TileShape:
+def _tile_shape(query: Tensor, caches: Caches, rows: int) -> TileShape:
     widest = padded(max(caches.head_dim_k, caches.head_dim_v))
-    return TileShape(head_dim=widest, element_bytes=caches.key.element_size(), rows=rows)
+    return TileShape(head_dim=widest, element_bytes=_element_bytes(query, caches), rows=rows)
+
+
+def _element_bytes(query: Tensor, caches: Caches) -> int:
+    """Of a cache's element; beside float32 queries those of 8 bits are multiplied as float32, and count as such."""
+    return 4 if query.dtype is torch.float32 else caches.key.element_size()

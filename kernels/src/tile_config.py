@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pykv.kernels.target import Target
 from pykv.kernels.tile_table import DECODE, PREFILL
 
-__all__ = ["TileConfig", "TileShape", "decode_config", "prefill_config"]
+__all__ = ["TileConfig", "TileShape", "decode_config", "prefill_config", "prefix_config"]
 
 _FEWEST_ROWS = 64  # below that a prefill would leave the matrix units of one warp group idle
 _SMALLEST_TILE = 16
@@ -52,6 +52,8 @@ def decode_config(target: Target, shape: TileShape) -> TileConfig:
     keys = table_keys(target, shape)
     listed = next((DECODE[key] for key in keys if key in DECODE), None)
     tile, num_warps, num_stages = listed or (_SMALLEST_TILE if shape.head_dim > 128 else 64, 4, 2)
+    if shape.rows > 16 and target.family == "sm":  # the table is for the least that a product takes
+        num_warps = max(8, num_warps)
     return fitting(target, shape, TileConfig(shape.rows, tile, num_warps, num_stages))
 
 
@@ -60,9 +62,17 @@ def prefill_config(target: Target, shape: TileShape, num_rows: int) -> TileConfi
     keys = table_keys(target, shape)
     listed = next((PREFILL[key] for key in keys if key in PREFILL), None)
     config = TileConfig(*(listed or (16 if shape.head_dim > 128 else 64, _SMALLEST_TILE, 4, 2)))
+    # Wider sums, and tiles that are decoded, do not fit the registers of four warps.
+    fewest_warps = 4 if shape.head_dim <= 128 and shape.element_bytes > 1 else 8
     while config.rows > _FEWEST_ROWS and config.rows // 2 >= num_rows:
-        config = replace(config, rows=config.rows // 2, num_warps=max(4, config.num_warps // 2))
+        num_warps = min(config.num_warps, max(fewest_warps, config.num_warps // 2))
+        config = replace(config, rows=config.rows // 2, num_warps=num_warps)
     return fitting(target, shape, replace(config, rows=max(config.rows, shape.rows)))
+
+
+def prefix_config(target: Target, shape: TileShape) -> TileConfig:
+    """The tiles of what reads a shared prefix: a prefill's, with as many rows as one warp group multiplies at once."""
+    return prefill_config(target, shape, _FEWEST_ROWS)
 
 
 def table_keys(target: Target, shape: TileShape) -> tuple[tuple[str, int, int], ...]:

@@ -25,7 +25,10 @@ class EngineConfig:
     Args:
         block_size: tokens a block.
         num_blocks: blocks of the KV pool, with the null block; None = as many as fit in `kv_memory_bytes`.
-        kv_memory_bytes: size of the KV pool; None = 1 GiB. Only one of the two may be given.
+        kv_memory_bytes: size of the KV pool; None = 1 GiB, or on a GPU what `gpu_memory_utilization` leaves. Only one
+            of the two may be given.
+        gpu_memory_utilization: share of a GPU's memory that the engine may take, weights included; what other processes
+            hold is not counted as this one's.
         max_model_len: most tokens of a sequence, prompt and output; None = the model's.
         max_num_seqs: most sequences that run at once.
         max_num_batched_tokens: most tokens that one step computes.
@@ -36,6 +39,7 @@ class EngineConfig:
         kv_scales: for an 8-bit `kv_dtype`: the scale of all keys and that of all values; None = one a token and head.
         device: a torch device such as "cpu" or "cuda:0"; "auto" = the first accelerator, else the CPU.
         attention_backend: "auto" takes the compiled one of the device.
+        cuda_graphs: on a GPU, record the decodes of each batch size when the engine starts, and replay them.
         swap_space_bytes: host memory for the blocks of preempted sequences; 0 = none.
         preemption: how a preempted sequence comes back: "recompute", "swap" where the swap space has room, or "auto":
             what costs less, by what was measured.
@@ -59,6 +63,7 @@ class EngineConfig:
     block_size: int = 16
     num_blocks: int | None = None
     kv_memory_bytes: int | None = None
+    gpu_memory_utilization: float = 0.9
     max_model_len: int | None = None
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 2048
@@ -68,6 +73,7 @@ class EngineConfig:
     kv_scales: tuple[float, float] | None = None
     device: str = "auto"
     attention_backend: str = "auto"
+    cuda_graphs: bool = True
     swap_space_bytes: int = 0
     preemption: str = "auto"
     enable_prefix_caching: bool = True
@@ -107,8 +113,10 @@ class EngineConfig:
         _check_choice("attention_backend", self.attention_backend, ATTENTION_BACKENDS)
         if not isinstance(self.device, str) or not self.device:
             _refuse("device", self.device, 'the name of a torch device, or "auto"')
-        if not isinstance(self.enable_prefix_caching, bool):
-            _refuse("enable_prefix_caching", self.enable_prefix_caching, "true or false")
+        for name in ("enable_prefix_caching", "cuda_graphs"):
+            if not isinstance(getattr(self, name), bool):
+                _refuse(name, getattr(self, name), "true or false")
+        _check_utilization("gpu_memory_utilization", self.gpu_memory_utilization)
         _check_share("watermark", self.watermark)
         _check_choice("admission", self.admission, ADMISSIONS)
         _check_choice("queue_order", self.queue_order, QUEUE_ORDERS)
@@ -162,3 +170,9 @@ def _check_share(name: str, value: object, may_be_all: bool = False) -> None:
 
 def _refuse(name: str, value: object, allowed: str) -> None:
     raise ConfigError(f"{name} is {value!r}; allowed: {allowed}")
+
+
+def _check_utilization(name: str, value: object) -> None:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not is_number or not 0.0 < value <= 1.0:  # type: ignore[operator]
+        _refuse(name, value, "a number above 0, at most 1")

@@ -6,15 +6,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from pykv.engine.cache_format import chosen_format
 from pykv.engine.config import DEFAULT_KV_MEMORY_BYTES, EngineConfig
+from pykv.engine.device.device_runner import DeviceRunner
+from pykv.engine.device.interface import Device
+from pykv.engine.device.pool_size import kv_bytes, step_bytes
 from pykv.engine.runner import ModelRunner
 from pykv.errors import ConfigError
 from pykv.kv_pool import KvPool
 from pykv.layer_groups import LayerGroups
-from pykv.models import load_model
+from pykv.models import CausalModel, load_model
 
 
 def load_runner(
@@ -40,19 +44,59 @@ def load_runner(
     form = chosen_format(loaded, config)
     groups = LayerGroups.of(loaded.layout)
     block_bytes = groups.block_bytes(loaded.layout, config.block_size, form)
-    num_blocks = _num_blocks(config, block_bytes)
+    device = device_of(loaded.device)
+    num_blocks = _num_blocks(config, block_bytes, loaded, device)
     pool = KvPool(loaded.layout, num_blocks, config.block_size, form, loaded.device, groups=groups)
     swap = _swap_pool(pool, config.swap_space_bytes, block_bytes)
-    return ModelRunner(loaded, pool, config.attention_backend, swap), tokenizer or own_tokenizer
+    return _runner(loaded, pool, swap, config, device), tokenizer or own_tokenizer
 
 
-def _num_blocks(config: EngineConfig, block_bytes: int) -> int:
+def device_of(torch_device: torch.device) -> Device | None:
+    """The device whose work is launched and done later; None for a CPU."""
+    if torch_device.type != "cuda":
+        return None
+    from pykv.engine.device.cuda import CudaDevice
+
+    return CudaDevice(torch_device)
+
+
+def _runner(
+    model: CausalModel, pool: KvPool, swap: KvPool | None, config: EngineConfig, device: Device | None
+) -> ModelRunner:
+    if device is None:
+        return ModelRunner(model, pool, config.attention_backend, swap)
+    return DeviceRunner(
+        model, pool, config.attention_backend, swap, device=device, uses_graphs=config.cuda_graphs
+    )
+
+
+def _num_blocks(config: EngineConfig, block_bytes: int, model: CausalModel, device: Device | None) -> int:
     """Returns how many blocks the pool gets."""
     if config.num_blocks is not None:
         return config.num_blocks
+    if config.kv_memory_bytes is None and device is not None:
+        return _blocks_that_fit(config, block_bytes, model, device)
     memory = config.kv_memory_bytes or DEFAULT_KV_MEMORY_BYTES
     if memory < 2 * block_bytes:
         raise ConfigError(f"kv_memory_bytes is {memory}; allowed: at least {2 * block_bytes}, two blocks")
+    return memory // block_bytes
+
+
+def _blocks_that_fit(config: EngineConfig, block_bytes: int, model: CausalModel, device: Device) -> int:
+    """As many as the device has room for once the weights and a step have theirs."""
+    reserve = step_bytes(
+        device,
+        model,
+        config.attention_backend,
+        num_tokens=config.max_num_batched_tokens,
+        num_samples=config.max_num_seqs,
+    )
+    memory = kv_bytes(device.memory(), reserve, config.gpu_memory_utilization)
+    if memory < 2 * block_bytes:
+        raise ConfigError(
+            f"gpu_memory_utilization is {config.gpu_memory_utilization}, which leaves {memory} bytes for the KV pool; "
+            f"needed: at least {2 * block_bytes}, two blocks"
+        )
     return memory // block_bytes
 
 

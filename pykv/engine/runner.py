@@ -53,7 +53,10 @@ class Runner(Protocol):
         ...
 
     def forward(self, step: StepTensors) -> torch.Tensor:
-        """Writes the KV of the step's tokens; returns float32 [num_logits, vocab_size] for the caller to keep."""
+        """Writes the KV of the step's tokens; returns float32 [num_logits, vocab_size].
+
+        The caller may change the logits, and must be done with them before the next call.
+        """
         ...
 
 
@@ -120,5 +123,6 @@ class ModelRunner:
             query_starts=step.query_starts,
             table_rows=step.table_rows,
             backend=self._attention_backend,
+            share_prefixes=step.share_prefixes,
         )
         return self._model.forward(step.token_ids, step.positions, step.logits_indices, context)

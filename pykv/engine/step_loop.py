@@ -15,6 +15,7 @@ import torch
 from pykv.engine.cache_use import CacheUse
 from pykv.engine.costs import PrefillMeter, seconds_per_block
 from pykv.engine.deltas import RequestDelta, StepDeltas, raised_within
+from pykv.engine.device.device_runner import DeviceRunner
 from pykv.engine.isolation import StepLogits, forward_isolated, rows_of
 from pykv.engine.request import Request, Sequence
 from pykv.engine.runner import Runner
@@ -63,7 +64,7 @@ class StepLoop:
         self._runner = runner
         self._clock = clock
         self._scheduler = Scheduler(config)
-        self._views = itertools.cycle([StepViews(StepBuffers(config), runner.device) for _ in range(2)])
+        self._views = itertools.cycle(step_views(runner, config))
         self._sampler = Sampler(runner.vocab_size, config.max_num_seqs, runner.device)
         self._by_row: list[Sequence | None] = [None] * config.max_num_seqs
         self._requests: dict[int, Request] = {}
@@ -215,6 +216,7 @@ class StepLoop:
     def _step(self) -> list[RequestDelta]:
         deltas = StepDeltas()
         views = next(self._views)
+        views.wait()
         with self._submitting:
             plan = self._scheduler.plan(views.buffers, self._clock())
         self._end(self._scheduler.take_ended(), deltas)
@@ -226,6 +228,7 @@ class StepLoop:
         buffers = views.buffers
         try:
             self._place(plan, buffers)
+            views.upload(plan)
             self._copy_blocks(plan, views)
             scored = self._rows_to_score(plan, buffers)
             start = time.perf_counter()
@@ -376,3 +379,10 @@ def _advanced(sequence: Sequence, token_id: int, failed: bool) -> int:
         sequence.error = f"the text could not be decoded: {raised_within(error)}"
         sequence.output_token_ids.pop()
         return OUTCOME_FAILED
+
+
+def step_views(runner: Runner, config: SchedulerConfig) -> list[StepViews]:
+    """Two sets of step buffers, so that one is read while the other is filled."""
+    if isinstance(runner, DeviceRunner):
+        return [*runner.step_views(config)]
+    return [StepViews(StepBuffers(config), runner.device) for _ in range(2)]

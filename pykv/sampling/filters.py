@@ -6,41 +6,51 @@ of equal tokens.
 
 from __future__ import annotations
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 _CANDIDATES = 512  # the nucleus is looked for among so many of the likeliest tokens before all are sorted
 
 
 def lowest_kept(
-    logits: torch.Tensor, top_ks: torch.Tensor, top_ps: torch.Tensor, min_ps: torch.Tensor
+    logits: torch.Tensor,
+    top_ks: npt.NDArray[np.int64],
+    top_ps: npt.NDArray[np.float32],
+    min_ps: npt.NDArray[np.float32],
 ) -> torch.Tensor:
     """Returns float32 [n, 1]: the lowest logit that each row keeps.
 
+    The limits are in host memory, so that what is to be computed is known without waiting for the device. For top-p
+    it is waited for all the same: how many logits must be sorted depends on them.
+
     Args:
         logits: float32 [n, vocab_size], after the temperature, each row's largest is 0.
-        top_ks: int64 [n]; 0 = all.
-        top_ps: float32 [n] in (0, 1], of what top_k and min_p left.
-        min_ps: float32 [n] in [0, 1].
+        top_ks: [n]; 0 = all.
+        top_ps: [n] in (0, 1], of what top_k and min_p left.
+        min_ps: [n] in [0, 1].
 
     Source: top-p: Holtzman et al., The curious case of neural text degeneration, ICLR 2020, section 3.1;
         min-p: Nguyen et al., Turning up the heat, 2024, section 3.
     """
-    floors = min_ps.log()[:, None]
-    if bool((top_ks > 0).any()):
+    device = logits.device
+    floors = torch.from_numpy(min_ps).to(device).log()[:, None]
+    if np.any(top_ks > 0):
         floors = torch.maximum(floors, _kth_largest(logits, top_ks))
-    narrowed = (top_ps < 1.0).nonzero()[:, 0]
+    narrowed = np.flatnonzero(top_ps < 1.0)
     if len(narrowed):
-        nucleus = _nucleus_floor(logits[narrowed], top_ps[narrowed, None], floors[narrowed])
-        floors = floors.index_copy(0, narrowed, nucleus)
+        rows = torch.from_numpy(narrowed).to(device)
+        masses = torch.from_numpy(top_ps[narrowed, None]).to(device)
+        floors = floors.index_copy(0, rows, _nucleus_floor(logits[rows], masses, floors[rows]))
     return floors
 
 
-def _kth_largest(logits: torch.Tensor, top_ks: torch.Tensor) -> torch.Tensor:
-    vocab_size = logits.shape[1]
-    limits = top_ks.clamp(max=vocab_size)
+def _kth_largest(logits: torch.Tensor, top_ks: npt.NDArray[np.int64]) -> torch.Tensor:
+    limits = np.minimum(top_ks, logits.shape[1])
     largest = logits.topk(int(limits.max()), dim=-1).values
-    kth = largest.gather(1, (limits[:, None] - 1).clamp(min=0))
-    return torch.where(top_ks[:, None] > 0, kth, -torch.inf)
+    places = torch.from_numpy(np.maximum(limits - 1, 0)[:, None]).to(logits.device)
+    is_limited = torch.from_numpy(top_ks[:, None] > 0).to(logits.device)
+    return torch.where(is_limited, largest.gather(1, places), -torch.inf)
 
 
 def _nucleus_floor(logits: torch.Tensor, top_ps: torch.Tensor, floors: torch.Tensor) -> torch.Tensor:

@@ -130,7 +130,7 @@ class Sampler:
         weights = scaled.exp()
         if np.any(values.features[chosen] & Feature.FILTERED):
             filters = (values.top_ks[chosen], values.top_ps[chosen], values.min_ps[chosen])
-            floors = lowest_kept(scaled, *(self._to_device(limits) for limits in filters))
+            floors = lowest_kept(scaled, *filters)
             weights = torch.where(scaled >= floors, weights, 0.0)
         numbers = uniforms(values.seeds[chosen], values.children[chosen], positions[samples])
         token_ids[samples] = draw(weights, self._to_device(numbers)).cpu().numpy()
@@ -174,8 +174,16 @@ def _likeliest(logits: torch.Tensor) -> tuple[npt.NDArray[np.int64], npt.NDArray
         token_ids = values.argmax(-1)
         largest = np.take_along_axis(values, token_ids[:, None], -1)[:, 0]
     else:
-        on_device = logits.argmax(-1)
-        largest = logits.gather(1, on_device[:, None])[:, 0].cpu().numpy()
-        token_ids = on_device.cpu().numpy()
+        token_ids, largest = _likeliest_on_device(logits)
     failed = ~np.isfinite(largest)
     return np.where(failed, 0, token_ids).astype(np.int64), failed
+
+
+def _likeliest_on_device(logits: torch.Tensor) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
+    """Returns each row's likeliest token and its logit, for which the device is waited for once.
+
+    Both are numbers that a float64 holds.
+    """
+    token_ids = logits.argmax(-1, keepdim=True)
+    both = torch.cat([token_ids.double(), logits.gather(1, token_ids).double()], dim=1).cpu().numpy()
+    return both[:, 0].astype(np.int64), both[:, 1]

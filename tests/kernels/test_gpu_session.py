@@ -23,11 +23,20 @@ def dry_run(out: Path, *arguments: str) -> dict[str, Any]:
     return content
 
 
+@pytest.mark.timeout(300)  # four parts, each a process that imports torch and triton
 def test_measurements_are_checked_and_reach_one_file(tmp_path: Path) -> None:
-    content = dry_run(tmp_path / "session.json", "--only", "decode,moves")
-    assert content["parts"].keys() == {"decode", "moves"}
+    content = dry_run(tmp_path / "session.json", "--only", "decode,sharing,moves,engine")
+    assert content["parts"].keys() == {"decode", "sharing", "moves", "engine"}
     metrics = {(line["bench"], line["metric"]) for line in content["measurements"]}
-    assert {("decode", "relative error"), ("decode", "bandwidth"), ("moves", "bandwidth")} <= metrics
+    assert {
+        ("decode", "relative error"),
+        ("decode", "bandwidth"),
+        ("moves", "bandwidth"),
+        ("sharing", "gain"),
+    } <= metrics
+    engine = [line for line in content["measurements"] if line["bench"] == "engine"]
+    assert sum(line["metric"] == "equal" and line["value"] is True for line in engine) == 4
+    assert any(line["metric"] == "swapped in" and line["value"] > 0 for line in engine)
     assert all(
         line.keys() == {"bench", "case", "metric", "value", "unit", "n"} for line in content["measurements"]
     )
@@ -44,7 +53,7 @@ def test_an_unknown_part_is_refused(tmp_path: Path) -> None:
 @pytest.mark.timeout(900)
 def test_every_part_runs_dry(tmp_path: Path) -> None:
     content = dry_run(tmp_path / "session.json", "--budget", "800")
-    assert len(content["parts"]) == 8
+    assert len(content["parts"]) == 9
     assert all(part["exit"] == 0 for part in content["parts"].values())
     equal = [line["value"] for line in content["measurements"] if line["metric"] == "equal"]
     assert equal

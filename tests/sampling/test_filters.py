@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from pykv.sampling.filters import lowest_kept
@@ -18,7 +20,7 @@ def logits_of(scale, rows=4, vocab_size=2000):
 def kept(logits, top_k=0, top_p=1.0, min_p=0.0):
     rows = len(logits)
     floors = lowest_kept(
-        logits, torch.full((rows,), top_k), torch.full((rows,), top_p), torch.full((rows,), min_p)
+        logits, np.full(rows, top_k), np.full(rows, top_p, np.float32), np.full(rows, min_p, np.float32)
     )
     return logits >= floors
 
@@ -55,7 +57,8 @@ def test_top_p_looks_at_what_top_k_left():
 
 def test_rows_do_not_share_their_limits():
     logits = torch.tensor([[0.0, -1.0, -2.0]] * 3)
-    floors = lowest_kept(logits, torch.tensor([0, 1, 2]), torch.ones(3), torch.tensor([0.0, 0.0, 0.5]))
+    min_ps = np.array([0.0, 0.0, 0.5], np.float32)
+    floors = lowest_kept(logits, np.array([0, 1, 2]), np.ones(3, np.float32), min_ps)
     assert (logits >= floors).sum(-1).tolist() == [3, 1, 1]
 
 
@@ -63,3 +66,20 @@ def test_equal_tokens_stay_together():
     logits = torch.zeros(1, 10)
     assert kept(logits, top_k=3).all()
     assert kept(logits, top_p=0.3).all()
+
+
+class NoReads(TorchDispatchMode):
+    """Refuses the operators by which the host reads a tensor."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func.name()
+        assert not any(read in name for read in ("_local_scalar_dense", "nonzero", "is_nonzero")), name
+        return func(*args, **(kwargs or {}))
+
+
+def test_top_k_and_min_p_wait_for_no_device():
+    logits = logits_of(1.0)
+    with NoReads():
+        kept(logits, top_k=40, min_p=0.1)
+    with NoReads(), pytest.raises(AssertionError, match="nonzero"):
+        kept(logits, top_p=0.5)

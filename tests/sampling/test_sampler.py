@@ -9,7 +9,7 @@ from transformers import RepetitionPenaltyLogitsProcessor
 
 from pykv.sampling import SamplingParams
 from pykv.sampling.row_parameters import Placement
-from pykv.sampling.sampler import Sampler
+from pykv.sampling.sampler import Sampler, _likeliest_on_device
 from pykv.sampling.token_logprobs import LOWEST_LOGPROB
 
 VOCAB = 300
@@ -215,3 +215,13 @@ def test_an_impossible_token_has_a_finite_logprob():
     logits[0, 5] = 0.0
     entry = sample(sampler_of(placement(logprobs=2)), logits).logprobs[0]
     assert entry.top_logprobs == (0.0, LOWEST_LOGPROB)
+
+
+def test_on_a_device_the_likeliest_tokens_are_the_same_and_are_read_at_once():
+    logits = torch.randn(5, 300)
+    logits[1, 7] = torch.nan
+    logits[2, :] = torch.inf
+    logits[3, 299] = 3.0e38
+    token_ids, largest = _likeliest_on_device(logits)
+    assert np.array_equal(token_ids, logits.numpy().argmax(-1))
+    assert np.array_equal(largest, logits.max(-1).values.double().numpy(), equal_nan=True)

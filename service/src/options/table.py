@@ -70,12 +70,19 @@ class ServeOptions:
     attention_backend: str = _engine(
         "attention_backend", choice(*ATTENTION_BACKENDS), MODEL, "of the attention"
     )
+    cuda_graphs: bool = _engine("cuda_graphs", FLAG, MODEL, "record the decodes on a GPU and replay them")
     block_size: int = _engine("block_size", integer(1), CACHE, "tokens a block")
     num_blocks: int | None = _engine(
         "num_blocks", integer(2), CACHE, "blocks of the cache, instead of --kv-memory"
     )
     kv_memory: int | None = _engine(
-        "kv_memory_bytes", SIZE, CACHE, "size of the cache, such as 2GiB; 1GiB if not set"
+        "kv_memory_bytes",
+        SIZE,
+        CACHE,
+        "size of the cache, such as 2GiB; if not set 1GiB, or what --gpu-memory-utilization leaves",
+    )
+    gpu_memory_utilization: float = _engine(
+        "gpu_memory_utilization", SHARE, CACHE, "share of a GPU that weights, steps and cache may take"
     )
     kv_dtype: str = _engine("kv_dtype", choice("auto", *kv_format_names()), CACHE, "of the cache")
     kv_scales: tuple[float, float] | None = _engine(

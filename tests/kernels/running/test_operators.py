@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from paged_cases import Case, PagedBatch, build
+from paged_cases import Case, PagedBatch, build, share_keys
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from pykv.attention import triton_backend
 from pykv.kernels import operators
 from pykv.kernels.arguments import Workspace
 
@@ -89,6 +90,45 @@ def test_a_step_compiles_to_one_graph_and_computes_the_same() -> None:
     for run in (step, torch.compile(step, backend="aot_eager", fullgraph=True)):
         caches = [cache.clone() for cache in caches_of(paged)[:2] if cache is not None]
         results.append((run(paged.query, key, *caches, paged.empty_result()), *caches))
+    for eager, compiled in zip(*results, strict=True):
+        assert torch.equal(eager, compiled)
+
+
+@pytest.mark.parametrize("share_prefixes", [True, False])
+def test_a_layer_through_the_backend_compiles_to_one_graph_and_computes_the_same(
+    share_prefixes: bool,
+) -> None:
+    """What a model's layer calls: the workspace is allocated inside, its size a constant of the graph."""
+    paged = build(Case(rows=((1, 300), (1, 290)), num_heads=2, head_dim_k=32))
+    share_keys(paged, 0, 1, 272)
+    paged.caches.key.nan_to_num_()
+    paged.caches.value.nan_to_num_()
+    tables = paged.batch.block_tables.clamp(min=0)
+
+    def layer(query: Tensor, key: Tensor, pool_key: Tensor, pool_value: Tensor, slots: Tensor) -> Tensor:
+        triton_backend.write_kv(key, key * 2, pool_key, pool_value, slots)
+        out = triton_backend.paged_attention(
+            query * 1.5,
+            pool_key,
+            pool_value,
+            block_tables=tables,
+            seq_lens=paged.batch.seq_lens,
+            query_starts=paged.batch.query_starts,
+            table_rows=None,
+            scale=0.1,
+            window=None,
+            softcap=None,
+            sinks=None,
+            out=torch.empty_like(query),
+            share_prefixes=share_prefixes,
+        )
+        return out + 1
+
+    key, slots = torch.randn(2, 2, 32), torch.tensor([16, -1])
+    results = []
+    for run in (layer, torch.compile(layer, backend="aot_eager", fullgraph=True)):
+        caches = [paged.caches.key.clone(), paged.caches.value.clone()]
+        results.append((run(paged.query, key, *caches, slots), *caches))
     for eager, compiled in zip(*results, strict=True):
         assert torch.equal(eager, compiled)
 

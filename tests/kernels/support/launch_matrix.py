@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from compile_ahead import compiling_for
+from pairs import covering
 from torch import Tensor
 
 from pykv.kernels.arguments import Batch, Caches, Result, Rule
@@ -22,7 +21,7 @@ NUM_ROWS = 8
 
 @dataclass(frozen=True)
 class Setting:
-    """A model's attention, its cache and its options."""
+    """A model's attention, its cache and its options, and a call: a decode, or more tokens than rows."""
 
     num_kv_heads: int = 8
     group: int = 4
@@ -34,6 +33,10 @@ class Setting:
     window: int = 0
     softcap: float = 0.0
     sinks: bool = False
+    log_sum_exp: bool = False
+    table_rows: bool = True
+    num_tokens: int = NUM_ROWS
+    share_prefixes: bool = False
 
 
 def absent(*shape: int, dtype: torch.dtype) -> Tensor:
@@ -50,10 +53,9 @@ def absent_caches(setting: Setting) -> Caches:
     return Caches(key, value, scales)
 
 
-def compile_attention(
-    target: str, setting: Setting, num_tokens: int, *, share_prefixes: bool = False
-) -> list[Any]:
+def compile_attention(target: str, setting: Setting) -> list[Any]:
     """Every kernel of one attention call: a decode where there are no more tokens than rows, else also a prefill."""
+    num_tokens = setting.num_tokens
     caches = absent_caches(setting)
     num_heads = setting.num_kv_heads * setting.group
     query = absent(num_tokens, num_heads, setting.head_dim_k, dtype=setting.query)
@@ -62,13 +64,14 @@ def compile_attention(
         absent(256, 1024, dtype=i32),
         absent(NUM_ROWS, dtype=i32),
         absent(NUM_ROWS + 1, dtype=i32),
-        absent(NUM_ROWS, dtype=i32),
+        absent(NUM_ROWS, dtype=i32) if setting.table_rows else None,
     )
     sinks = absent(num_heads, dtype=torch.float32) if setting.sinks else None
     rule = Rule(0.1, setting.window, setting.softcap, sinks)
-    result = Result(query.new_empty(num_tokens, num_heads, setting.head_dim_v))
+    lse = absent(num_tokens, num_heads, dtype=torch.float32) if setting.log_sum_exp else None
+    result = Result(query.new_empty(num_tokens, num_heads, setting.head_dim_v), lse)
     with compiling_for(target) as compiled:
-        workspace = allocate_workspace(query, caches, batch, rule, share_prefixes=share_prefixes)
+        workspace = allocate_workspace(query, caches, batch, rule, share_prefixes=setting.share_prefixes)
         attend(query, caches, batch, rule, result, workspace)
     return compiled
 
@@ -85,26 +88,43 @@ def compile_moves(target: str, setting: Setting) -> list[Any]:
     return compiled
 
 
-def production_settings() -> Iterator[Setting]:
-    """Models of many shapes, each with every cache type; plain and with all options in turn."""
-    shapes = (
-        Setting(),
-        Setting(block_size=64),
-        Setting(group=1, head_dim_k=64, head_dim_v=64),
-        Setting(group=8, head_dim_k=64, head_dim_v=64, block_size=48),
-        Setting(num_kv_heads=4, head_dim_k=256, head_dim_v=256),
-        Setting(group=3, head_dim_k=96, head_dim_v=96),
-        Setting(group=7, head_dim_k=80, head_dim_v=80, block_size=1),
-        Setting(num_kv_heads=16, group=1, head_dim_k=192, head_dim_v=128),
-        Setting(num_kv_heads=1, group=16, head_dim_k=512, head_dim_v=512),
-    )
-    types = (
+# What the launchers compile different code for. The full product has 188,160 settings, a hundred hours a target.
+FACTORS: dict[tuple[str, ...], tuple[tuple[Any, ...], ...]] = {
+    ("query", "cache"): (
         (torch.bfloat16, torch.bfloat16),
         (torch.float16, torch.float16),
+        (torch.float32, torch.float32),
         (torch.bfloat16, torch.int8),
+        (torch.float16, torch.int8),
         (torch.bfloat16, torch.float8_e4m3fn),
-    )
-    for number, (shape, (query, cache)) in enumerate(itertools.product(shapes, types)):
-        full = (number + number // len(types)) % 2 == 1
-        options = {"window": 4096, "softcap": 30.0, "sinks": True} if full else {}
-        yield Setting(**{**vars(shape), "query": query, "cache": cache, **options})
+        (torch.float32, torch.float8_e4m3fn),
+    ),
+    ("head_dim_k", "head_dim_v"): (
+        (64, 64),
+        (80, 80),
+        (96, 96),
+        (128, 128),
+        (192, 128),
+        (256, 256),
+        (512, 512),
+    ),
+    ("num_kv_heads", "group"): ((16, 1), (8, 3), (8, 4), (4, 7), (8, 8), (1, 32)),
+    ("block_size",): ((1,), (16,), (48,), (64,)),
+    ("window",): ((0,), (4096,)),
+    ("softcap",): ((0.0,), (30.0,)),
+    ("sinks",): ((False,), (True,)),
+    ("log_sum_exp",): ((False,), (True,)),
+    ("table_rows",): ((True,), (False,)),
+    ("num_tokens", "share_prefixes"): (
+        (NUM_ROWS, False),
+        (NUM_ROWS, True),
+        (3 * NUM_ROWS, False),
+        (4096, False),
+        (4096, True),
+    ),
+}
+
+
+def production_settings() -> list[Setting]:
+    """Settings in which every value of each factor meets every value of each other one."""
+    return [Setting(**values) for values in covering(FACTORS)]
