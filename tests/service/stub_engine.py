@@ -5,6 +5,8 @@ import threading
 import time
 from dataclasses import fields
 
+import numpy as np
+
 from pykv.engine.delta_stream import Channel, DeltaStream
 from pykv.engine.outputs import OutputDelta, TokenLogprobs, Usage
 from pykv.engine.stats import EngineStats
@@ -18,6 +20,7 @@ from pykv.errors import (
     OutOfBlocksError,
     QueueFullError,
 )
+from pykv.events import KvEvents
 from pykv.service.served import ModelDescription, ServedModel
 
 VOCAB_SIZE = 1000
@@ -118,6 +121,13 @@ class StubEngine:
         is_known = (tenant, session_id) in self.sessions
         self.sessions.discard((tenant, session_id))
         return is_known
+
+    def listen_to_events(self, listener):
+        return 0
+
+    def snapshot_events(self):
+        keys = np.zeros((0, 32), np.uint8)
+        return KvEvents(0, 0, keys[:, 0], keys, keys, np.zeros(0, np.bool_), np.zeros((0, 16), np.int32))
 
     def set_cache_share(self, tenant, share):
         self.shares[tenant] = share

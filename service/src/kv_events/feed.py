@@ -103,9 +103,7 @@ class EventFeed:
         Raises:
             NotServedError: the engine keeps no events.
         """
-        source = self._source
-        if source is None or not self._is_kept:
-            raise NotServedError("cache events are not kept; pykv-serve keeps them with --max-kv-events")
+        source = self._kept_source()
         is_current = bool(self._subscriptions) and next_number == self._number + 1
         subscription = Subscription(self, is_current)
         if not self._subscriptions:
@@ -128,12 +126,16 @@ class EventFeed:
         Raises:
             NotServedError: the engine keeps no events.
         """
-        if self._source is None or not self._is_kept:
-            raise NotServedError("cache events are not kept; pykv-serve keeps them with --max-kv-events")
+        source = self._kept_source()
         async with self._snapshotting:
             number = self._number
-            events = await anyio.to_thread.run_sync(self._source.snapshot_events, abandon_on_cancel=True)
+            events = await anyio.to_thread.run_sync(source.snapshot_events, abandon_on_cancel=True)
         return Batch(number, time.time(), events, is_snapshot=True)
+
+    def _kept_source(self) -> EventSource:
+        if self._source is None or not self._is_kept:
+            raise NotServedError("cache events are not kept; pykv-serve keeps them with --max-kv-events")
+        return self._source
 
     def _distribute(self, taken: list[KvEvents]) -> None:
         """Runs on the loop: numbers what the engine gave, and shows by a gap where some is missing."""

@@ -24,7 +24,7 @@ from pykv.service.tracing.tracing import Deltas
 __all__ = ["SpanTracing", "exporter_to"]
 
 TRACES_PATH = "/v1/traces"
-SEND_SECONDS = 5
+SEND_SECONDS = 3
 PARENT_KEYS = ("traceparent", "tracestate")
 REQUEST_PARAMETERS = (
     *("max_tokens", "temperature", "top_p", "top_k", "seed", "presence_penalty", "frequency_penalty"),
