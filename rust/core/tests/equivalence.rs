@@ -2,6 +2,8 @@
 //! aborts, failures and discarded steps of others.
 #![cfg(not(loom))]
 
+#[path = "support/discard.rs"]
+mod discard;
 mod support;
 
 use proptest::prelude::*;

@@ -1,6 +1,8 @@
 //! Two steps in flight: what each sequence gets, who may be planned, and what a failure takes with it.
 #![cfg(not(loom))]
 
+#[path = "support/discard.rs"]
+mod discard;
 mod support;
 
 use pykv_core::policy::preemption::PreemptionMode;
@@ -109,6 +111,18 @@ fn what_is_out_of_turn_is_refused() {
     let drafting = SchedulerConfig { num_lookahead_tokens: 1, ..config(16) };
     assert!(drafting.validate().unwrap_err().to_string().contains("num_lookahead_tokens is 1"));
     assert!(SchedulerConfig { max_steps_in_flight: 3, ..config(16) }.validate().is_err());
+}
+
+#[test]
+fn arrays_that_were_offered_to_a_plan_of_nothing_are_free() {
+    let mut pair = Pair::new(&config(16));
+    pair.submit(&[1, 2, 3], 1);
+    let first = pair.plan(0).unwrap().unwrap();
+    assert_eq!(pair.plan(1).unwrap(), None);
+    pair.apply(first, &[10], &[Outcome::Ok]);
+    pair.submit(&[4, 5, 6], 3);
+    pair.plan(0).unwrap().unwrap();
+    assert!(pair.plan(1).unwrap().is_some());
 }
 
 #[test]

@@ -82,11 +82,11 @@ impl Scheduler {
             self.admit_waiting(&mut step)?;
         }
         self.add_drafts(&mut step);
-        write(self, &step);
         let plan = step.plan();
         if plan.num_batch_rows == 0 {
             return self.nothing_to_run(step);
         }
+        write(self, &step);
         self.in_flight.push(step);
         self.next_step += 1;
         self.totals.steps += 1;
