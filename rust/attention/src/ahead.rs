@@ -1,6 +1,8 @@
 //! Asks for memory before it is needed, a few cache lines at a time between the computations.
 //!
-//! Asking for many lines at once stops the machine; asking for none leaves the memory idle.
+//! A core has few places for lines that are under way and drops what is asked for beyond them: many lines at once are
+//! lost, none for a while leaves the memory idle. So the asking keeps an even pace. And it goes through the memory in
+//! its order, a whole span of all heads ahead: long runs are served faster than the pieces that one head has.
 
 use crate::simd::Simd;
 
@@ -10,8 +12,18 @@ const LINE: usize = 64;
 /// The most stretches that are kept; memory beyond them is read when it is needed.
 const MOST_STRETCHES: usize = 256;
 
+/// The work on a KV head's span, by the percentage of its turn's lines that were asked for at the end of each stage.
+#[derive(Debug, Clone, Copy)]
+#[repr(usize)]
+pub(crate) enum Stage {
+    Keys = 36,
+    Scores = 54,
+    Weights = 67,
+    Values = 100,
+}
+
 /// Memory that lies side by side.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 struct Stretch {
     address: usize,
     num_lines: usize,
@@ -22,10 +34,13 @@ struct Stretch {
 pub(crate) struct Ahead {
     stretches: Vec<Stretch>,
     num_lines: usize,
-    /// The stretch that comes next, and its lines that were asked for.
+    /// What is left of the stretch that is asked for, and which one comes next.
+    rest: Stretch,
     next: usize,
-    line: usize,
     asked: usize,
+    /// How many lines should have been asked for by now, in 65,536ths, and how many more by the next time.
+    goal: usize,
+    pace: usize,
     /// Which of how many equal turns this is.
     turn: usize,
     num_turns: usize,
@@ -35,7 +50,8 @@ impl Ahead {
     /// Forgets everything.
     pub(crate) fn clear(&mut self) {
         self.stretches.clear();
-        (self.num_lines, self.next, self.line, self.asked) = (0, 0, 0, 0);
+        self.rest = Stretch::default();
+        (self.num_lines, self.next, self.asked, self.goal, self.pace) = (0, 0, 0, 0, 0);
     }
 
     /// Adds `num_bytes` from `address` on.
@@ -62,25 +78,30 @@ impl Ahead {
         (self.turn, self.num_turns) = (turn, num_turns);
     }
 
-    /// Asks for lines until `part` of `whole` of the present turn's share were asked for.
+    /// Begins a stage of the present turn, in which memory is asked for `times` times.
     #[inline(always)]
-    pub(crate) fn ask<S: Simd>(&mut self, simd: S, part: usize, whole: usize) {
-        if self.asked == self.num_lines {
-            return;
-        }
-        let goal = self.num_lines * (self.turn * whole + part.min(whole)) / (self.num_turns * whole);
+    pub(crate) fn enter(&mut self, stage: Stage, times: usize) {
+        let goal = (self.num_lines << 16) / (100 * self.num_turns) * (100 * self.turn + stage as usize);
+        self.pace = goal.saturating_sub(self.goal).div_ceil(times.max(1));
+    }
+
+    /// Asks for as many lines as keep the pace.
+    #[inline(always)]
+    pub(crate) fn ask<S: Simd>(&mut self, simd: S) {
+        self.goal += self.pace;
+        let goal = (self.goal >> 16).min(self.num_lines);
         while self.asked < goal {
-            let stretch = self.stretches[self.next];
-            let end = stretch.num_lines.min(self.line + goal - self.asked);
-            for line in self.line..end {
-                simd.prefetch((stretch.address + line * LINE) as *const u8);
-            }
-            self.asked += end - self.line;
-            self.line = end;
-            if end == stretch.num_lines {
+            if self.rest.num_lines == 0 {
+                self.rest = self.stretches[self.next];
                 self.next += 1;
-                self.line = 0;
             }
+            let count = self.rest.num_lines.min(goal - self.asked);
+            for line in 0..count {
+                simd.prefetch((self.rest.address + line * LINE) as *const u8);
+            }
+            self.rest.address += count * LINE;
+            self.rest.num_lines -= count;
+            self.asked += count;
         }
     }
 }
@@ -102,18 +123,47 @@ mod tests {
     }
 
     #[test]
-    fn every_line_is_asked_for_once_all_turns_are_over() {
+    fn the_lines_are_asked_for_at_an_even_pace_until_none_is_left() {
         let mut ahead = Ahead::default();
         ahead.add(60 as *const u8, 8);
-        ahead.add(1280 as *const u8, 64 * 5);
-        assert_eq!(ahead.num_lines, 7);
+        ahead.add(1280 as *const u8, 64 * 198);
+        assert_eq!(ahead.num_lines, 200);
         for turn in 0..2 {
             ahead.begin(turn, 2);
-            for part in 0..=10 {
-                ahead.ask(Portable, part, 10);
-                assert_eq!(ahead.asked, 7 * (turn * 10 + part) / 20);
+            let mut before = 0;
+            for stage in [Stage::Keys, Stage::Scores, Stage::Weights, Stage::Values] {
+                ahead.enter(stage, 10);
+                for time in 1..=10 {
+                    ahead.ask(Portable);
+                    let share = before as f64 + (stage as usize - before) as f64 * time as f64 / 10.0;
+                    assert!((ahead.asked as f64 - 100.0 * turn as f64 - share).abs() <= 1.0);
+                }
+                before = stage as usize;
             }
         }
-        assert_eq!((ahead.next, ahead.line), (2, 0));
+        assert!(ahead.asked >= 199);
+        assert_eq!(ahead.rest.num_lines, 200 - ahead.asked);
+    }
+
+    #[test]
+    fn a_stage_that_comes_again_asks_for_nothing_more() {
+        let mut ahead = Ahead::default();
+        ahead.add(64 as *const u8, 64 * 100);
+        ahead.begin(0, 1);
+        for _ in 0..2 {
+            ahead.enter(Stage::Scores, 2);
+            ahead.ask(Portable);
+            ahead.ask(Portable);
+            assert!((Stage::Scores as usize - 1..=Stage::Scores as usize).contains(&ahead.asked));
+        }
+    }
+
+    #[test]
+    fn without_memory_nothing_is_asked_for() {
+        let mut ahead = Ahead::default();
+        ahead.begin(0, 1);
+        ahead.enter(Stage::Values, 1);
+        ahead.ask(Portable);
+        assert_eq!(ahead.asked, 0);
     }
 }

@@ -1,9 +1,9 @@
 //! Copies the rows of one span out of their pages into dense scratch memory, as the matrix product wants them.
 
 use crate::SPAN;
-use crate::ahead::Ahead;
+use crate::ahead::{Ahead, Stage};
 use crate::element::Element;
-use crate::simd::Arithmetic;
+use crate::simd::{Arithmetic, MOST_LANES};
 
 /// Where the rows of a span are, and where their packed values go.
 pub(crate) struct Gather<'a> {
@@ -25,21 +25,21 @@ pub(crate) struct Gather<'a> {
 #[inline(always)]
 pub(crate) unsafe fn gather_keys<A: Arithmetic, E: Element>(arithmetic: A, job: &Gather, ahead: &mut Ahead) {
     let num_values = A::LANES * A::VALUES;
+    ahead.enter(Stage::Keys, SPAN / A::LANES * job.head_dim.div_ceil(num_values));
     for first_row in (0..SPAN).step_by(A::LANES) {
         for (chunk, value) in (0..job.head_dim).step_by(num_values).enumerate() {
-            let load = |row: usize| {
-                let row = first_row + row;
+            // No closure here: it might be compiled without the instructions of its caller.
+            let mut rows = [arithmetic.splat(0.0); MOST_LANES];
+            for (row, lanes) in rows.iter_mut().enumerate().take(A::LANES) {
                 // SAFETY: the row holds `head_dim` values.
-                unsafe { arithmetic.load_values::<E>(job.rows[row], value, job.head_dim - value) }
-            };
+                *lanes = unsafe {
+                    arithmetic.load_values::<E>(job.rows[first_row + row], value, job.head_dim - value)
+                };
+            }
             let to = job.to.wrapping_add(chunk * A::LANES * job.stride + first_row);
-            ahead.ask(
-                arithmetic,
-                35 * (first_row * job.head_dim + A::LANES * (value + num_values)),
-                100 * SPAN * job.head_dim,
-            );
+            ahead.ask(arithmetic);
             // SAFETY: `LANES` lines from line `chunk * LANES` on exist, and `LANES` words from `first_row` on in each.
-            unsafe { arithmetic.store_transposed(load, to, job.stride) }
+            unsafe { arithmetic.store_transposed(&rows, to, job.stride) }
         }
     }
 }
@@ -56,8 +56,9 @@ pub(crate) unsafe fn gather_values<A: Arithmetic, E: Element>(
     ahead: &mut Ahead,
 ) {
     let num_values = A::LANES * A::VALUES;
+    ahead.enter(Stage::Values, SPAN / A::VALUES);
     for (line, first_row) in (0..SPAN).step_by(A::VALUES).enumerate() {
-        ahead.ask(arithmetic, 68 * SPAN + 32 * first_row, 100 * SPAN);
+        ahead.ask(arithmetic);
         for value in (0..job.head_dim).step_by(num_values) {
             let to = job.to.wrapping_add(line * job.stride + value);
             // SAFETY: `VALUES` rows start at `first_row`; the columns of the chunk fit into the line's stride.

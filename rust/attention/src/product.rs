@@ -1,8 +1,6 @@
 //! The matrix product behind scores and outputs: a few rows of broadcast lanes times lines of packed lanes.
 
-use std::ops::Range;
-
-use crate::ahead::Ahead;
+use crate::ahead::{Ahead, Stage};
 use crate::simd::Arithmetic;
 
 /// `sums[r][c] = sums[r][c] * factors[r] + Σ over s of left[r][s] · right[s][c]`, the sum taken step by step.
@@ -26,12 +24,10 @@ pub(crate) struct Product {
     pub(crate) num_rows: usize,
     pub(crate) num_steps: usize,
     pub(crate) num_columns: usize,
-    /// Which part, in hundredths, of the memory that is asked for ahead is asked for meanwhile.
-    pub(crate) asks: Range<usize>,
 }
 
 /// After how many steps more memory is asked for.
-const STEPS_PER_ASK: usize = 8;
+const STEPS_PER_ASK: usize = 4;
 
 /// The most rows of a register tile.
 const TILE_ROWS: usize = 6;
@@ -44,6 +40,8 @@ const TILE_ROWS: usize = 6;
 pub(crate) unsafe fn multiply<A: Arithmetic>(arithmetic: A, job: &Product, ahead: &mut Ahead) {
     let num_vectors = job.num_columns.div_ceil(A::LANES);
     let num_tiles = num_vectors.div_ceil(A::TILE_VECTORS);
+    let times_per_tile = job.num_rows.div_ceil(TILE_ROWS) * job.num_steps.div_ceil(STEPS_PER_ASK);
+    ahead.enter(Stage::Scores, num_tiles * times_per_tile);
     let mut vector = 0;
     for tile in 0..num_tiles {
         let width = (num_vectors - vector).div_ceil(num_tiles - tile);
@@ -115,9 +113,7 @@ unsafe fn multiply_tile<A: Arithmetic, const HEIGHT: usize, const WIDTH: usize>(
         }
         for step in 0..job.num_steps {
             if step % STEPS_PER_ASK == 0 {
-                let whole = job.num_rows * job.num_steps;
-                let done = row * job.num_steps + (step + STEPS_PER_ASK).min(job.num_steps) * HEIGHT;
-                ahead.ask(arithmetic, job.asks.start * whole + job.asks.len() * done, 100 * whole);
+                ahead.ask(arithmetic);
             }
             let mut lanes = [arithmetic.splat(0.0); WIDTH];
             for (v, lanes) in lanes.iter_mut().enumerate() {

@@ -13,6 +13,9 @@ mod tests;
 
 use crate::element::Element;
 
+/// The most lanes that a vector has.
+pub(crate) const MOST_LANES: usize = 16;
+
 /// Operations on vectors of `LANES` singles.
 pub(crate) trait Simd: Copy {
     /// A vector.
@@ -72,11 +75,11 @@ pub(crate) trait Arithmetic: Simd {
     /// The values `first..first + min(count, LANES * VALUES)` of the row can be read.
     unsafe fn load_values<E: Element>(self, row: *const u8, first: usize, count: usize) -> Self::Floats;
 
-    /// Writes the lanes of `LANES` rows as columns: lane i of row r goes to `to + i * stride + r`.
+    /// Writes the lanes of the first `LANES` rows as columns: lane i of row r goes to `to + i * stride + r`.
     ///
     /// # Safety
-    /// `LANES` words can be written at `to + i * stride` for each i below `LANES`; `rows` may be called below `LANES`.
-    unsafe fn store_transposed(self, rows: impl Fn(usize) -> Self::Floats, to: *mut f32, stride: usize);
+    /// `LANES` words can be written at `to + i * stride` for each i below `LANES`.
+    unsafe fn store_transposed(self, rows: &[Self::Floats; MOST_LANES], to: *mut f32, stride: usize);
 
     /// One step of values: lane i holds value `first + i` of each of `VALUES` rows, for `LANES * VALUES` lanes.
     ///

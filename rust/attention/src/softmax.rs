@@ -1,7 +1,7 @@
 //! One span's step of the online softmax: from scores to weights, a new maximum and a new sum.
 
 use crate::SPAN;
-use crate::ahead::Ahead;
+use crate::ahead::{Ahead, Stage};
 use crate::simd::{self, Arithmetic};
 
 /// Rows of one span that see the same positions.
@@ -38,8 +38,9 @@ pub(crate) struct Softmax {
 /// The job's pointers are valid for the sizes that it names, and overlap nowhere.
 #[inline(always)]
 pub(crate) unsafe fn soften<A: Arithmetic>(arithmetic: A, job: &Softmax, ahead: &mut Ahead) {
+    ahead.enter(Stage::Weights, job.num_rows);
     for row in 0..job.num_rows {
-        ahead.ask(arithmetic, 60 * job.num_rows + 8 * row, 100 * job.num_rows);
+        ahead.ask(arithmetic);
         // SAFETY: the row exists.
         unsafe {
             let scores = job.scores.add(row * SPAN);

@@ -1,7 +1,7 @@
 //! Weighted sums of values straight from their pages, for few rows: what they read once need not be copied first.
 
 use crate::SPAN;
-use crate::ahead::Ahead;
+use crate::ahead::{Ahead, Stage};
 use crate::element::Element;
 use crate::simd::Arithmetic;
 
@@ -39,6 +39,7 @@ pub(crate) struct Sum<'a> {
 pub(crate) unsafe fn sum<A: Arithmetic, E: Element>(arithmetic: A, job: &Sum, ahead: &mut Ahead) {
     let num_chunks = job.head_dim.div_ceil(A::LANES * A::VALUES);
     let width = A::TILE_VECTORS / A::VALUES;
+    ahead.enter(Stage::Values, num_chunks.div_ceil(width) * (job.end_step - job.first_step));
     let mut chunk = 0;
     while chunk < num_chunks {
         let column = chunk * A::LANES * A::VALUES;
@@ -104,12 +105,7 @@ unsafe fn sum_tile<A: Arithmetic, E: Element, const HEIGHT: usize, const CHUNKS:
         }
         for step in job.first_step..job.end_step {
             let position = step * A::VALUES;
-            ahead.ask(
-                arithmetic,
-                68 * SPAN * job.head_dim
-                    + 32 * (column * SPAN + (position + A::VALUES) * A::LANES * A::VALUES * CHUNKS),
-                100 * SPAN * job.head_dim,
-            );
+            ahead.ask(arithmetic);
             for c in 0..CHUNKS {
                 let value = column + c * A::VALUES * A::LANES;
                 let rows = job.rows.as_ptr().add(position);

@@ -1,5 +1,6 @@
 //! Scatters a step's keys and values into the caches.
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::InstructionSet;
@@ -47,30 +48,32 @@ impl Attention {
         unsafe { self.write_rows(call, num_threads) }
     }
 
-    /// Lets threads claim the heads of the keys and of the values, so that no row is written by two of them.
+    /// Lets threads claim neighbouring heads of the keys or of the values, so that no row is written by two of them.
     ///
     /// # Safety
     /// The views are valid and the slots checked.
     unsafe fn write_rows(&self, call: &WriteCall, num_threads: usize) -> Result<(), Error> {
-        let num_tasks = 2 * call.key_cache.num_kv_heads();
+        let num_heads = call.key_cache.num_kv_heads();
+        let num_parts = num_threads.min(num_heads);
         let claims = AtomicUsize::new(0);
         self.run(num_threads, &|_| {
             loop {
                 let task = claims.fetch_add(1, Ordering::Relaxed);
-                if task >= num_tasks {
+                let (part, side) = (task / 2, if task.is_multiple_of(2) { Side::Key } else { Side::Value });
+                if part >= num_parts {
                     return;
                 }
-                let side = if task.is_multiple_of(2) { Side::Key } else { Side::Value };
-                // SAFETY: this thread alone has this side of this head.
-                unsafe { write_head(call, side, task / 2) };
+                let heads = num_heads * part / num_parts..num_heads * (part + 1) / num_parts;
+                // SAFETY: this thread alone has this side of these heads.
+                unsafe { write_heads(call, side, heads) };
             }
         })
     }
 }
 
 /// # Safety
-/// The views are valid, the slots checked, and no other thread writes this side of this head.
-unsafe fn write_head(call: &WriteCall, side: Side, head: usize) {
+/// The views are valid, the slots checked, and no other thread writes this side of these heads.
+unsafe fn write_heads(call: &WriteCall, side: Side, heads: Range<usize>) {
     let (from, cache) = match side {
         Side::Key => (&call.key, &call.key_cache),
         Side::Value => (&call.value, &call.value_cache),
@@ -79,19 +82,21 @@ unsafe fn write_head(call: &WriteCall, side: Side, head: usize) {
     for (token, &slot) in call.slots.iter().enumerate() {
         let Ok(slot) = usize::try_from(slot) else { continue };
         let (block, offset) = (slot / cache.block_size(), slot % cache.block_size());
-        let (row, to) = (from.row(token, head), cache.row(block, head, offset));
-        // SAFETY: the row lies in the activations, the slot in the cache and in the scales.
-        unsafe {
-            let narrow = |scale| {
-                let (format, head_dim) = (from.format, from.head_dim);
-                writer.write(&Row { from: row, format, head_dim, scale, to })
-            };
-            match call.scales {
-                Scales::None => to.copy_from_nonoverlapping(row, cache.row_bytes()),
-                Scales::Tensor { key, value } => {
-                    narrow(Some(if side == Side::Key { key } else { value }));
+        for head in heads.clone() {
+            let (row, to) = (from.row(token, head), cache.row(block, head, offset));
+            // SAFETY: the row lies in the activations, the slot in the cache and in the scales.
+            unsafe {
+                let narrow = |scale| {
+                    let (format, head_dim) = (from.format, from.head_dim);
+                    writer.write(&Row { from: row, format, head_dim, scale, to })
+                };
+                match call.scales {
+                    Scales::None => to.copy_from_nonoverlapping(row, cache.row_bytes()),
+                    Scales::Tensor { key, value } => {
+                        narrow(Some(if side == Side::Key { key } else { value }));
+                    }
+                    Scales::Token(scales) => scales.entry(block, side, head, offset).write(narrow(None)),
                 }
-                Scales::Token(scales) => scales.entry(block, side, head, offset).write(narrow(None)),
             }
         }
     }

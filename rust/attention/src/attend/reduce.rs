@@ -172,7 +172,6 @@ impl UnitRun<'_> {
                     num_rows,
                     num_steps: self.geometry.key_steps(&self.kernels),
                     num_columns: SPAN,
-                    asks: 35..60,
                 },
                 &mut scratch.ahead,
             );
@@ -303,7 +302,6 @@ impl UnitRun<'_> {
                     num_rows,
                     num_steps: steps.len(),
                     num_columns: self.geometry.head_dim_v,
-                    asks: 0..0,
                 },
                 &mut scratch.ahead,
             );

@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use super::{Arithmetic, Simd};
+use super::{Arithmetic, MOST_LANES, Simd};
 use crate::element::Element;
 use crate::view::Format;
 
@@ -90,7 +90,7 @@ impl Simd for Avx2 {
     #[inline(always)]
     fn prefetch(self, address: *const u8) {
         // SAFETY: a prefetch never faults.
-        unsafe { _mm_prefetch::<_MM_HINT_T1>(address.cast()) }
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) }
     }
 }
 
@@ -157,11 +157,9 @@ impl Arithmetic for Avx2 {
     }
 
     #[inline(always)]
-    unsafe fn store_transposed(self, rows: impl Fn(usize) -> __m256, to: *mut f32, stride: usize) {
-        let mut lines = [self.splat(0.0); 8];
-        for (row, line) in lines.iter_mut().enumerate() {
-            *line = rows(row);
-        }
+    unsafe fn store_transposed(self, rows: &[__m256; MOST_LANES], to: *mut f32, stride: usize) {
+        let [a, b, c, d, e, f, g, h, ..] = *rows;
+        let lines = [a, b, c, d, e, f, g, h];
         for (lane, line) in self.transposed(lines).into_iter().enumerate() {
             // SAFETY: eight words of line `lane` can be written.
             unsafe { self.store(to.add(lane * stride), line) }

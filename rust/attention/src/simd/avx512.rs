@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use super::{Arithmetic, Simd};
+use super::{Arithmetic, MOST_LANES, Simd};
 use crate::element::Element;
 use crate::view::Format;
 
@@ -84,7 +84,7 @@ impl Simd for Avx512 {
     #[inline(always)]
     fn prefetch(self, address: *const u8) {
         // SAFETY: a prefetch never faults.
-        unsafe { _mm_prefetch::<_MM_HINT_T1>(address.cast()) }
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) }
     }
 }
 
@@ -138,12 +138,8 @@ impl Avx512 {
     /// # Safety
     /// As there.
     #[inline(always)]
-    pub(super) unsafe fn store_columns(self, rows: impl Fn(usize) -> __m512, to: *mut f32, stride: usize) {
-        let mut lines = [self.splat(0.0); 16];
-        for (row, line) in lines.iter_mut().enumerate() {
-            *line = rows(row);
-        }
-        for (lane, line) in self.transposed(lines).into_iter().enumerate() {
+    pub(super) unsafe fn store_columns(self, rows: &[__m512; MOST_LANES], to: *mut f32, stride: usize) {
+        for (lane, line) in self.transposed(*rows).into_iter().enumerate() {
             // SAFETY: sixteen words of line `lane` can be written.
             unsafe { self.store(to.add(lane * stride), line) }
         }
@@ -181,7 +177,7 @@ impl Arithmetic for Avx512 {
     }
 
     #[inline(always)]
-    unsafe fn store_transposed(self, rows: impl Fn(usize) -> __m512, to: *mut f32, stride: usize) {
+    unsafe fn store_transposed(self, rows: &[__m512; MOST_LANES], to: *mut f32, stride: usize) {
         // SAFETY: the same contract.
         unsafe { self.store_columns(rows, to, stride) }
     }

@@ -4,7 +4,7 @@ use std::arch::x86_64::*;
 use std::mem::transmute;
 
 use super::avx512::{Avx512, computed, low_lanes};
-use super::{Arithmetic, Simd};
+use super::{Arithmetic, MOST_LANES, Simd};
 use crate::element::Element;
 use crate::view::Format;
 
@@ -75,9 +75,17 @@ impl Avx512Bf16 {
     computed! {
         /* Sixteen lanes of two signed bytes each; bf16 holds every one of them exactly. */
         pairs_of_bytes(bytes: __m256i) -> __m512i { {
-            let low = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm256_castsi256_si128(bytes)));
-            let high = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm256_extracti128_si256::<1>(bytes)));
-            transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(high, low))
+            let wide = _mm512_cvtepi8_epi16(bytes);
+            let magnitude = _mm512_abs_epi16(wide);
+            // From 64 to 128 the bits of a number rise by 2 with it; below they are looked up.
+            let twice = _mm512_add_epi16(magnitude, magnitude);
+            let large = _mm512_add_epi16(twice, _mm512_set1_epi16(0x4200));
+            let is_small = _mm512_cmplt_epi16_mask(magnitude, _mm512_set1_epi16(64));
+            let [low, high] = transmute::<[u16; 64], [__m512i; 2]>(SMALL_NUMBERS);
+            let small = _mm512_permutex2var_epi16(low, magnitude, high);
+            let value = _mm512_mask_mov_epi16(large, is_small, small);
+            // value | (wide & sign)
+            _mm512_ternarylogic_epi32::<0xf8>(value, wide, _mm512_set1_epi16(i16::MIN))
         } }
         /* Sixteen lanes of two e4m3 bytes each; bf16 holds every one of them exactly. */
         pairs_of_fp8(bytes: __m256i) -> __m512i { {
@@ -121,6 +129,17 @@ impl Avx512Bf16 {
     }
 }
 
+/// The numbers below 64, in bf16.
+const SMALL_NUMBERS: [u16; 64] = {
+    let mut numbers = [0; 64];
+    let mut number = 0;
+    while number < 64 {
+        numbers[number] = ((number as f32).to_bits() >> 16) as u16;
+        number += 1;
+    }
+    numbers
+};
+
 /// The indices that take 16 values each of two vectors in turn, from value `first` on.
 #[inline(always)]
 fn interleaving(first: i16) -> __m512i {
@@ -153,7 +172,7 @@ impl Arithmetic for Avx512Bf16 {
     }
 
     #[inline(always)]
-    unsafe fn store_transposed(self, rows: impl Fn(usize) -> __m512, to: *mut f32, stride: usize) {
+    unsafe fn store_transposed(self, rows: &[__m512; MOST_LANES], to: *mut f32, stride: usize) {
         // SAFETY: the same contract.
         unsafe { self.0.store_columns(rows, to, stride) }
     }

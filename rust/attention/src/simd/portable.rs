@@ -1,7 +1,7 @@
 //! Plain arrays, which the compiler turns into whatever vectors the target has: SSE2, or NEON with its fused
 //! multiply-add.
 
-use super::{Arithmetic, Simd};
+use super::{Arithmetic, MOST_LANES, Simd};
 use crate::element::Element;
 
 const LANES: usize = 8;
@@ -169,9 +169,9 @@ impl Arithmetic for Portable {
     }
 
     #[inline(always)]
-    unsafe fn store_transposed(self, rows: impl Fn(usize) -> Array, to: *mut f32, stride: usize) {
-        for row in 0..LANES {
-            for (lane, value) in rows(row).into_iter().enumerate() {
+    unsafe fn store_transposed(self, rows: &[Array; MOST_LANES], to: *mut f32, stride: usize) {
+        for (row, lanes) in rows.iter().enumerate().take(LANES) {
+            for (lane, &value) in lanes.iter().enumerate() {
                 // SAFETY: word `row < LANES` of line `lane < LANES` can be written.
                 unsafe { to.add(lane * stride + row).write(value) }
             }

@@ -1,10 +1,9 @@
 //! Each vector unit against plain arithmetic, operation by operation. A unit that the machine lacks is skipped by name.
 
 use super::portable::Portable;
-use super::{Arithmetic, Simd, exp2, tanh};
+use super::{Arithmetic, MOST_LANES, Simd, exp2, tanh};
 use crate::element::{Brain, Byte, Element, Half, Single, Small};
 
-const MOST_LANES: usize = 16;
 const MOST_VALUES: usize = 2 * MOST_LANES;
 
 /// Runs a check for every unit that is here.
@@ -251,13 +250,13 @@ fn rows_are_stored_as_columns() {
     fn check<A: Arithmetic>(arithmetic: A, unit: &str) {
         const STRIDE: usize = 20;
         let number = |row: usize, lane: usize| (row * 100 + lane) as f32;
-        let rows = |row: usize| {
+        let rows = std::array::from_fn(|row| {
             let lanes: Vec<f32> = (0..A::LANES).map(|lane| number(row, lane)).collect();
             vector(arithmetic, &lanes)
-        };
+        });
         let mut to = [-1f32; MOST_LANES * STRIDE];
         // SAFETY: there are `LANES` lines of more than `LANES` words.
-        unsafe { arithmetic.store_transposed(rows, to.as_mut_ptr(), STRIDE) };
+        unsafe { arithmetic.store_transposed(&rows, to.as_mut_ptr(), STRIDE) };
         for (place, &found) in to.iter().enumerate() {
             let (lane, row) = (place / STRIDE, place % STRIDE);
             let wanted = if lane < A::LANES && row < A::LANES { number(row, lane) } else { -1.0 };
