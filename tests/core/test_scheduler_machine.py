@@ -290,6 +290,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 self.toy.spoil(step.buffers, 0, step.plan.num_tokens)
             self.scheduler.discard(self.in_flight[first].plan)
             del self.in_flight[first:]
+            self.take(self.scheduler.take_ended())
             self.toy.sampled = self.in_flight[-1].sampled if self.in_flight else self.toy.sampled
 
     @rule()
