@@ -180,7 +180,7 @@ class Soak:
 
     async def _stay_away(self, client):
         async with self._raw(initial_window=50) as connection:
-            stream_id = connection.request(GENERATE, self._request())
+            stream_id = connection.request(GENERATE, self._request(least=LONG // 2))
             await connection.flush()
             await connection.status(stream_id)
 
@@ -200,6 +200,6 @@ class Soak:
             await asyncio.wait_for(connection.reader.read(2**20), 20.0)
             await asyncio.wait_for(connection.reader.read(2**20), 20.0)
 
-    def _request(self, most=LONG):
-        sampling = pb.SamplingParams(max_tokens=self._random.randrange(1, most), ignore_eos=True)
+    def _request(self, most=LONG, least=1):
+        sampling = pb.SamplingParams(max_tokens=self._random.randrange(least, most), ignore_eos=True)
         return self._framed(pb.GenerateRequest(text=self._prompt(), sampling=sampling))

@@ -35,7 +35,7 @@ async def test_everything_is_back_at_the_end(
     engine = make_real_engine(
         max_pending_tokens=64, max_num_seqs=16, max_num_batched_tokens=256, max_queued_requests=32
     )
-    limits = {"stall_timeout": 0.5, "request_timeout": 2.0, "connections_per_second": 1000.0}
+    limits = {"stall_timeout": 2.0, "request_timeout": 2.0, "connections_per_second": 1000.0}
     daemon = await start_daemon(engine, metrics_port=0, **limits)
     constant = await open_raw(address=daemon.address)
     process = psutil.Process(os.getpid())
