@@ -323,6 +323,7 @@ fn act(engine: &mut Engine, submitted: &mut Vec<Submitted>, action: &Action) {
         Action::Reset => engine.scheduler.reset_prefix_cache(),
         Action::Discard => {
             if let Some(plan) = engine.plan() {
+                engine.spoil_states(plan, 0..plan.num_batch_rows);
                 engine.scheduler.discard(plan.id).unwrap();
             }
         }
@@ -356,6 +357,7 @@ fn step_with(engine: &mut Engine, submitted: &[Submitted], action: &Action) {
         }
         _ => {}
     }
+    engine.spoil_states(plan, failed.iter().copied());
     engine.apply(plan, &tokens, &outcomes, &failed);
 }
 
@@ -403,8 +405,13 @@ proptest! {
         eviction in 0..POLICIES.len(),
         tenant_cache_share in prop_oneof![Just(1.0), Just(0.2)],
         max_pinned in prop_oneof![Just(0usize), 0..12usize],
+        // Slots of states besides slot 0, and blocks between their checkpoints; none in every other history.
+        states in prop_oneof![Just(None), (1..14usize, 1..4usize).prop_map(Some)],
         actions in prop::collection::vec(action(), 1..120),
     ) {
+        // What a model with states cannot have.
+        let (num_host_blocks, num_lookahead_tokens, max_pinned) =
+            if states.is_some() { (0, 0, 0) } else { (num_host_blocks, num_lookahead_tokens, max_pinned) };
         let num_blocks = groups.len() * (64usize.div_ceil(block_size) + 1 + spare) + max_pinned;
         let config = SchedulerConfig {
             max_num_batched_tokens: budget,
@@ -422,6 +429,8 @@ proptest! {
             pin_quota: PinQuota { blocks: max_pinned, blocks_per_tenant: max_pinned },
             admission: if forecast { AdmissionPolicy::Forecast } else { AdmissionPolicy::Watermark },
             hash_mask: if collide { 1 } else { u64::MAX },
+            num_state_slots: states.map_or(0, |(slots, _)| slots + 1),
+            checkpoint_every: states.map_or(1, |(_, every)| every),
             ..config(num_blocks, block_size)
         };
         let mut engine = Engine::new(config);

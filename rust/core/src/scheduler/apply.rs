@@ -3,6 +3,7 @@
 use hashbrown::HashSet;
 
 use super::sequence::{SeqIndex, SeqKey, Sequence};
+use super::states::SequenceStates;
 use super::step::{Filled, Scheduled, Step};
 use super::{RequestSummary, Scheduler};
 use crate::error::{Error, Result};
@@ -103,7 +104,7 @@ impl Scheduler {
     }
 
     /// Takes a step back that failed as a whole: nothing of it was computed. Sequences that shared blocks which the step
-    /// should have filled, or copied, start again later.
+    /// should have filled, or copied, start again later; with states, all of them do.
     ///
     /// # Errors
     /// [`Error::NotInFlight`]; nothing was changed.
@@ -116,7 +117,10 @@ impl Scheduler {
             let sequence = &mut self.sequences[scheduled.sequence];
             sequence.num_planned = sequence.num_computed;
             let came_back = step.swapped_in.iter().any(|(index, _)| *index == scheduled.sequence);
-            if !came_back && (void.contains(&batch_row) || step.copied_for.contains(&scheduled.sequence)) {
+            let is_lost = self.cache.has_states();
+            if !came_back
+                && (is_lost || void.contains(&batch_row) || step.copied_for.contains(&scheduled.sequence))
+            {
                 self.preempt_without_copy(scheduled.sequence);
             }
         }
@@ -254,6 +258,7 @@ impl Scheduler {
         }
         let leader = &mut self.sequences[index];
         leader.rows.truncate(1);
+        leader.states.working.truncate(1);
         leader.num_samples = 1;
         finished(first, self.accept(index, sampled.tokens[first], sampled.outcomes[first]));
     }
@@ -271,6 +276,7 @@ impl Scheduler {
                 sequence.epoch = self.next_epoch;
             }
         }
+        self.states_computed(index);
         if again > 0 {
             self.totals.recomputed_tokens += again as u64;
             self.request_of(index).recomputed_tokens += again;
@@ -296,6 +302,7 @@ impl Scheduler {
             cursor: leader.cursor,
             epoch,
             rows: vec![leader.rows[child]],
+            states: leader.states.working.get(child).copied().map(SequenceStates::forked).unwrap_or_default(),
             num_samples: 1,
             shared_blocks: self.block_size.full_blocks(leader.num_computed),
             reuse_cached: leader.reuse_cached,

@@ -7,6 +7,7 @@
 //! the last `num_drafts`         proposed: they may be taken back by the step in flight that checks them
 //! ```
 
+use super::states::SequenceStates;
 use crate::groups::Tables;
 use crate::prefix::{Cursor, ScopeId};
 use crate::units::{BlockSize, RequestId, Row, TokenId};
@@ -58,6 +59,7 @@ pub(super) struct Sequence {
     pub(super) epoch: u64,
     /// Its own row while it runs; then those of the samples that are not forked off yet.
     pub(super) rows: Vec<Row>,
+    pub(super) states: SequenceStates,
     /// Samples that its next token is drawn for: above 1 until they are forked off.
     pub(super) num_samples: usize,
     /// Blocks that it shared when it started: they are not its own to give back.
