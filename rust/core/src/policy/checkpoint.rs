@@ -6,7 +6,7 @@
 
 /// Where a chunk over the tokens `start..end` ends.
 pub fn chunk_end(start: usize, end: usize, interval: usize, parting: usize) -> usize {
-    if start < parting && parting < end {
+    if start < parting && parting <= end {
         return parting;
     }
     let last = end - end % interval;
