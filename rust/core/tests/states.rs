@@ -224,6 +224,19 @@ fn a_checkpoint_that_a_step_reads_outlives_a_reset() {
 }
 
 #[test]
+fn a_checkpoint_that_a_step_fills_comes_to_nothing_after_a_reset() {
+    let mut engine = Engine::new(config(200, 12));
+    engine.submit(&prompt(0, 40), 4, 1);
+    let plan = engine.plan().unwrap();
+    assert_eq!(plan.num_state_saves, 1);
+    engine.scheduler.reset_prefix_cache();
+    let sampled = engine.compute(plan);
+    engine.apply(plan, &sampled, &vec![Outcome::Ok; sampled.len()], &[]);
+    assert_eq!(counts(&mut engine), (10, 1, 0));
+    assert_eq!(run(&mut engine, &prompt(0, 40), 4), 0);
+}
+
+#[test]
 fn sequences_wait_for_slots_as_they_do_for_rows() {
     let mut engine = Engine::new(SchedulerConfig { max_num_batched_tokens: 64, ..config(200, 3) });
     let requests: Vec<_> =
