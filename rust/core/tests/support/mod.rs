@@ -174,6 +174,7 @@ impl Engine {
     }
 
     /// Does to the states of some batch rows what a step that failed may have done.
+    #[allow(dead_code, reason = "not all tests have steps that fail")]
     pub(crate) fn spoil_states(&mut self, plan: Plan, batch_rows: impl Iterator<Item = usize>) {
         if !self.config.has_states() {
             return;
