@@ -357,7 +357,6 @@ fn step_with(engine: &mut Engine, submitted: &[Submitted], action: &Action) {
         }
         _ => {}
     }
-    engine.spoil_states(plan, failed.iter().copied());
     engine.apply(plan, &tokens, &outcomes, &failed);
 }
 

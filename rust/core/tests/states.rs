@@ -201,7 +201,6 @@ fn a_checkpoint_of_a_row_that_failed_is_found_by_nobody() {
     engine.submit(&prompt(0, 40), 1, 1);
     let plan = engine.plan().unwrap();
     assert_eq!(plan.num_state_saves, 1);
-    engine.spoil_states(plan, 0..1);
     engine.apply(plan, &[], &[], &[0]);
     assert_eq!(counts(&mut engine), (11, 0, 0));
     assert_eq!(run(&mut engine, &prompt(0, 40), 4), 0);

@@ -174,7 +174,6 @@ impl Engine {
     }
 
     /// Does to the states of some batch rows what a step that failed may have done.
-    #[allow(dead_code, reason = "not all tests have steps that fail")]
     pub(crate) fn spoil_states(&mut self, plan: Plan, batch_rows: impl Iterator<Item = usize>) {
         if !self.config.has_states() {
             return;
@@ -347,6 +346,7 @@ impl Engine {
         failed_rows: &[usize],
     ) {
         let rows = self.arrays[(self.num_steps - 1) % 2].sample_rows.clone();
+        self.spoil_states(plan, failed_rows.iter().copied());
         let accepted = self.accepted(plan, tokens);
         let accepted = accepted.as_deref().filter(|_| self.max_drafts > 0);
         let (outputs, placed) = (&mut self.outputs, &self.placed);
