@@ -50,6 +50,9 @@ class StepBuffers:
         swap_out_pairs: _Array,
         swap_in_pairs: _Array,
         copy_pairs: _Array,
+        state_slots: _Array,
+        state_restore_pairs: _Array,
+        state_save_pairs: _Array,
         sample_indices: _Array,
         sample_rows: _Array,
         sample_positions: _Array,
@@ -82,6 +85,10 @@ class Plan:
     def num_swap_ins(self) -> int: ...
     @property
     def num_copies(self) -> int: ...
+    @property
+    def num_state_restores(self) -> int: ...
+    @property
+    def num_state_saves(self) -> int: ...
     @property
     def num_placed(self) -> int: ...
     @property
@@ -191,6 +198,16 @@ class SchedulerStats:
     @property
     def pinned_blocks(self) -> int: ...
     @property
+    def state_slots_total(self) -> int: ...
+    @property
+    def state_slots_free(self) -> int: ...
+    @property
+    def state_slots_working(self) -> int: ...
+    @property
+    def state_checkpoints(self) -> int: ...
+    @property
+    def state_checkpoint_evictions(self) -> int: ...
+    @property
     def peak_blocks_active(self) -> int: ...
     @property
     def peak_tokens_held(self) -> int: ...
@@ -229,6 +246,8 @@ class Scheduler:
         max_pinned_blocks_per_tenant: int,
         max_kv_events: int,
         report_other_scopes: bool,
+        num_state_slots: int,
+        checkpoint_every: int,
         max_queued_requests: int,
         max_queued_tokens: int,
         hash_seed: int,

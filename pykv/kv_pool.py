@@ -37,7 +37,8 @@ class KvPool:
         dtype: of the caches: the format's, or uint8 where the format encodes rows itself.
         key_caches, value_caches: for each layer a strided view [num_blocks, num_kv_heads, block_size,
             head_dim_k or _v], or the rows' bytes instead of the head size. Layers that share keys and values have the
-            same views.
+            same views. Where the values are a part of the keys (`KvLayer.head_dim_v` 0: latents) the values' view is
+            empty: attention takes that part of the keys.
         kv_scales: for each layer what `paged_attention` takes: float32 [num_blocks, 2, num_kv_heads, block_size]
             where each row has its scale, two numbers where they were given, else None.
         nbytes: the bytes of all blocks, scales included.
@@ -66,10 +67,6 @@ class KvPool:
                 it says, or the device has fewer bytes left than the pool needs; nothing was allocated.
         """
         _check_counts(num_blocks, block_size)
-        if layout.storage != "expanded":
-            raise ConfigError(
-                f"storage of the layout is {layout.storage!r}; the KV pool holds 'expanded' ones"
-            )
         self.layout = layout
         self.groups = LayerGroups.together(layout) if groups is None else groups
         self.num_blocks = num_blocks
@@ -77,6 +74,7 @@ class KvPool:
         self.format = kv_format_of(format)
         self.dtype = _checked_dtype(self.format)
         _check_rows(self.format, layout)
+        _check_latents(self.format, layout)
         self.device = torch.device(device)
         self.nbytes = num_blocks * self.groups.block_bytes(layout, block_size, self.format)
         self._is_pinned = is_pinned
@@ -136,7 +134,7 @@ class KvPool:
             self.groups.storage_of, self.key_caches, self.value_caches, self.kv_scales, strict=True
         ):
             own_scales = scales if isinstance(scales, Tensor) else None
-            caches[storage] = LayerCache(_movable(key), _movable(value), own_scales)
+            caches[storage] = LayerCache(*_movable_parts(key, value), own_scales)
         return [caches[storage] for storage in sorted(caches)]
 
     def _check_memory(self) -> None:
@@ -169,7 +167,9 @@ class KvPool:
 
     def _row_elements(self, head_dim: int) -> int:
         """The elements of a row in its cache; its scale, if it has one, is elsewhere."""
-        return head_dim if isinstance(self.format, DtypeFormat) else self.format.row_bytes(head_dim)
+        if head_dim == 0 or isinstance(self.format, DtypeFormat):
+            return head_dim
+        return self.format.row_bytes(head_dim)
 
     def _block_elements(self, layer: KvLayer) -> tuple[int, int]:
         """The elements of a block's keys, and of its values."""
@@ -196,6 +196,14 @@ class KvPool:
         return torch.frombuffer(anonymous_memory(num_bytes), dtype=torch.uint8, count=num_bytes)
 
 
+def _movable_parts(key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    """A layer's rows in two parts, neither of them empty: a latent is moved in halves."""
+    if value.shape[-1] == 0:
+        half = key.shape[-1] // 2
+        key, value = key[..., :half], key[..., half:]
+    return _movable(key), _movable(value)
+
+
 def _movable(cache: Tensor) -> Tensor:
     """Bytes as a dtype that every backend moves."""
     return cache.view(torch.int8) if cache.dtype is torch.uint8 else cache
@@ -211,6 +219,15 @@ def _checked_dtype(format: KvFormat) -> torch.dtype:
             f"format of the KV pool is {format.dtype_name}; allowed are {allowed} and the formats by name"
         )
     return dtype
+
+
+def _check_latents(form: KvFormat, layout: KvLayout) -> None:
+    has_latents = any(layer.head_dim_v == 0 for layer in layout.layers)
+    if has_latents and isinstance(form, DtypeFormat) and form.has_row_scales:
+        allowed = "the dtypes of plain numbers, scales that are given, and formats that encode rows"
+        raise ConfigError(
+            f"format of the KV pool is {form.name} with a scale for each key and value; allowed for latents: {allowed}"
+        )
 
 
 def _check_rows(form: KvFormat, layout: KvLayout) -> None:

@@ -1,4 +1,4 @@
-"""Which layers of a model share a block table: those that keep the same positions."""
+"""Which layers of a model share a block table, those that keep the same positions; and which keep a state instead."""
 
 from __future__ import annotations
 
@@ -6,13 +6,16 @@ import math
 from collections import Counter
 from dataclasses import dataclass
 
+from pykv.errors import ConfigError
 from pykv.layout import CacheType, KvLayer, KvLayout
 
-__all__ = ["LayerGroups"]
+__all__ = ["LayerGroups", "StateGroup", "StateTensor"]
 
 MAX_PADDING = 0.05
 """The share of a block that may stand empty so that a model has fewer groups."""
 MAX_GROUPS = 64
+STATE_DTYPES = {"float32": 4, "bfloat16": 2, "float16": 2}
+"""Dtypes of states, by their names in torch, and the bytes of an element."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +64,55 @@ class LayerGroups:
             return layout.block_bytes(block_size, dtype)
         layer = next(layer for layer in layout.layers if layer.reads_layer is None)
         return self.num_storages * block_size * layer.bytes_per_token(dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class StateTensor:
+    """One tensor of a layer's state: a recurrent state, or the last inputs of a convolution.
+
+    Attributes:
+        shape: of one sequence's, every size at least 1.
+        dtype: a key of `STATE_DTYPES`.
+
+    Raises:
+        ConfigError: a size is below 1, or the dtype is none of these.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        if not self.shape or any(
+            isinstance(size, bool) or not isinstance(size, int) or size < 1 for size in self.shape
+        ):
+            raise ConfigError(
+                f"shape of a state is {self.shape!r}: allowed is at least one size of 1 or more"
+            )
+        if self.dtype not in STATE_DTYPES:
+            raise ConfigError(f"dtype of a state is {self.dtype!r}: allowed are {', '.join(STATE_DTYPES)}")
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of one sequence's."""
+        return STATE_DTYPES[self.dtype] * math.prod(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class StateGroup:
+    """The layers that keep a state of fixed size for each sequence: linear attention, SSM, short convolutions.
+
+    They advance together, so one slot of `pykv.state_pool.StatePool` holds the states of all of them.
+
+    Attributes:
+        layers: for each such layer, in the model's order, the tensors that it keeps.
+    """
+
+    layers: tuple[tuple[StateTensor, ...], ...]
+
+    @property
+    def slot_bytes(self) -> int:
+        """The bytes of one slot: of one sequence's states, or of one checkpoint."""
+        return sum(tensor.nbytes for layer in self.layers for tensor in layer)
 
 
 def _grouped(layout: KvLayout, own: list[int], size: int) -> LayerGroups:

@@ -136,6 +136,12 @@ class SchedulerConfig:
         max_kv_events: events about cached blocks that wait to be taken (`take_events`); 0: none are kept.
         report_other_scopes: whether `missed_other_scope` tells that a block is cached in another scope. Whoever sees it
             learns what others have sent: for an operator's own eyes.
+        num_state_slots: slots for the states of fixed size that the model's linear attention, SSM or short convolutions
+            keep of each sequence, slot 0 (the initial state) included; 0: it has none. A running sequence works in one,
+            the others hold checkpoints for prefix hits. States are not swapped, rolled back or pinned:
+            `num_host_blocks`, `num_lookahead_tokens` and `max_pinned_blocks` must be 0 with them, and
+            `max_steps_in_flight` 1.
+        checkpoint_every: blocks from one place for a checkpoint of the states to the next; chunks of prompts end there.
         queue_order: "fcfs"; "priority"; "longest_prefix": who finds most of its prompt in the cache; "fair_share":
             equal shares of tokens for all tenants (start-time fair queuing; Goyal et al., SIGCOMM 1996).
         max_passes: how often a waiting sequence may be passed by later ones before all others wait for it.
@@ -170,6 +176,8 @@ class SchedulerConfig:
     max_pinned_blocks_per_tenant: int | None = None
     max_kv_events: int = 0
     report_other_scopes: bool = False
+    num_state_slots: int = 0
+    checkpoint_every: int = 16
     max_queued_requests: int = 1024
     max_queued_tokens: int | None = None
 
@@ -188,6 +196,8 @@ class SchedulerConfig:
             "max_pinned_blocks": (0, max(0, self.num_blocks - 2) if isinstance(self.num_blocks, int) else 0),
             "max_pinned_blocks_per_tenant": (0, 2**30),
             "max_kv_events": (0, 2**24),
+            "num_state_slots": (0, 2**24),
+            "checkpoint_every": (1, 2**24),
             "max_queued_requests": (1, 2**30),
             "max_queued_tokens": (1, 2**40),
         }
@@ -209,6 +219,7 @@ class SchedulerConfig:
             refuse("watermark", self.watermark, "at least 0 and below 1", ConfigError)
         if not 0.0 <= as_number("tenant_cache_share", self.tenant_cache_share, ConfigError) <= 1.0:
             refuse("tenant_cache_share", self.tenant_cache_share, "0 to 1", ConfigError)
+        _check_states(self)
 
     @property
     def max_seq_len(self) -> int:
@@ -252,6 +263,23 @@ def _as_cost(field: str, value: float) -> float:
     if not 0.0 <= seconds < float("inf"):
         refuse(field, value, "a finite number of at least 0", ConfigError)
     return seconds
+
+
+def _check_states(config: SchedulerConfig) -> None:
+    if config.num_state_slots == 0:
+        return
+    if config.num_state_slots == 1:
+        raise ConfigError("num_state_slots is 1: allowed is 0, or at least 2: slot 0 is the initial state")
+    for field, why in (
+        ("num_host_blocks", "states are not swapped, they are computed again"),
+        ("num_lookahead_tokens", "a state cannot be cut back to before a draft"),
+        ("max_pinned_blocks", "checkpoints are not pinned"),
+    ):
+        if value := getattr(config, field):
+            raise ConfigError(f"{field} is {value}: allowed is 0 with num_state_slots: {why}")
+    if config.max_steps_in_flight > 1:
+        allowed = "1 with num_state_slots: a step overwrites the states that the one before it gave"
+        raise ConfigError(f"max_steps_in_flight is {config.max_steps_in_flight}: allowed is {allowed}")
 
 
 class Scheduler:
@@ -517,7 +545,8 @@ class Scheduler:
     def discard(self, plan: Plan) -> None:
         """Takes a step back that failed as a whole: nothing of it was computed.
 
-        A step that was planned after it is discarded first.
+        A step that was planned after it is discarded first. A state that the step has touched cannot be brought back:
+        with `num_state_slots`, the step's sequences start again from their last checkpoint.
 
         Raises:
             StepError: the plan is not in flight.

@@ -61,6 +61,12 @@ class StepBuffers:
         swap_in_pairs: int64 [num_host_blocks, 2]; (host, device) blocks to copy next.
         copy_pairs: int64 [len(groups) * max_num_seqs, 2]; (source, target) blocks to copy then, in this order,
             before the model runs.
+        state_slots: int32 [max_num_seqs]; the slot of the states that batch row i reads and overwrites. Empty where
+            num_state_slots is 0, as the next two are.
+        state_restore_pairs: int64 [max_num_seqs, 2]; (source, target) slots of states to copy before the model runs, in
+            any order: of each sequence that starts, from its checkpoint or from slot 0, the initial state.
+        state_save_pairs: int64 [max_num_seqs, 2]; (source, target) slots of states to copy after the model ran, in any
+            order: checkpoints, and the working slots of samples that are forked off.
         sample_indices: int64 [max_num_samples]; after which of the step's tokens each sample is drawn;
             max_num_samples = max_num_seqs * (1 + num_lookahead_tokens).
         sample_rows: int32 [max_num_samples]; the row of the sequence that gets the sample.
@@ -113,6 +119,9 @@ class StepBuffers:
         self.swap_out_pairs: NDArray[np.int64] = views["swap_out_pairs"]
         self.swap_in_pairs: NDArray[np.int64] = views["swap_in_pairs"]
         self.copy_pairs: NDArray[np.int64] = views["copy_pairs"]
+        self.state_slots: NDArray[np.int32] = views["state_slots"]
+        self.state_restore_pairs: NDArray[np.int64] = views["state_restore_pairs"]
+        self.state_save_pairs: NDArray[np.int64] = views["state_save_pairs"]
         self.sample_indices: NDArray[np.int64] = views["sample_indices"]
         self.sample_rows: NDArray[np.int32] = views["sample_rows"]
         self.sample_positions: NDArray[np.int64] = views["sample_positions"]
@@ -131,6 +140,7 @@ def _layout(config: SchedulerConfig) -> _Layout:
     groups = () if len(config.groups) == 1 else (len(config.groups),)
     samples = config.max_num_seqs * (1 + config.num_lookahead_tokens)
     tokens, rows, blocks = config.max_num_batched_tokens, config.max_num_seqs, config.max_blocks_per_seq
+    state_rows = rows if config.num_state_slots else 0
     return {
         "token_ids": (np.int64, (tokens,)),
         "token_sources": (np.int32, (rows,)),
@@ -146,6 +156,9 @@ def _layout(config: SchedulerConfig) -> _Layout:
         "swap_out_pairs": (np.int64, (config.num_host_blocks, 2)),
         "swap_in_pairs": (np.int64, (config.num_host_blocks, 2)),
         "copy_pairs": (np.int64, (len(config.groups) * rows, 2)),
+        "state_slots": (np.int32, (state_rows,)),
+        "state_restore_pairs": (np.int64, (state_rows, 2)),
+        "state_save_pairs": (np.int64, (state_rows, 2)),
         "sample_indices": (np.int64, (samples,)),
         "sample_rows": (np.int32, (samples,)),
         "sample_positions": (np.int64, (samples,)),

@@ -9,6 +9,7 @@ import torch
 
 from pykv import CodecFormat, ConfigError, KvLayout, KvPool, register_kv_format
 from pykv.kv_format import kv_format_names, kv_format_of
+from pykv.layer_groups import LayerGroups
 from pykv.layout import KvLayer
 
 LAYOUT = KvLayout((KvLayer(3, 8, 8), KvLayer(2, 12, 4, window=5), KvLayer(3, 8, 8, reads_layer=0)))
@@ -80,11 +81,40 @@ def test_counts_below_one_are_refused(field: str, value: object) -> None:
         KvPool(LAYOUT, **{"num_blocks": 2, "block_size": 2, field: value})  # type: ignore[arg-type]
 
 
-def test_dtype_and_storage_that_no_backend_reads_are_refused() -> None:
+def test_a_dtype_that_no_backend_reads_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"int8; allowed are torch\.float32"):
         KvPool(LAYOUT, 2, format=torch.int8)
-    with pytest.raises(ConfigError, match="'latent'"):
-        KvPool(KvLayout((KvLayer(1, 8, 0),), "latent"), 2)
+
+
+MIXED = KvLayout((KvLayer(1, 576, 0), KvLayer(2, 12, 4, window=5), KvLayer(8, 64, 64)), "latent")
+"""A latent, keys and values of different sizes, and full attention: three widths a token."""
+
+
+@pytest.mark.parametrize("backend", ["torch", "cpu"])
+def test_layers_of_all_widths_share_a_pool_and_its_blocks_move_as_one(backend: str) -> None:
+    groups = LayerGroups.of(MIXED)
+    assert groups.windows == (None,), "rows of different sizes are kept by one table"
+    pool, host = (KvPool(MIXED, 4, 2, "bf16", groups=groups) for _ in range(2))
+    assert pool.nbytes == 4 * MIXED.block_bytes(2, "bf16") == 4 * groups.block_bytes(MIXED, 2, "bf16")
+    assert [cache.shape[1:] for cache in pool.key_caches] == [(1, 2, 576), (2, 2, 12), (8, 2, 64)]
+    assert [cache.shape[1:] for cache in pool.value_caches] == [(1, 2, 0), (2, 2, 4), (8, 2, 64)]
+    caches = [*pool.key_caches, *pool.value_caches]
+    assert sum(cache.nbytes for cache in caches) == pool.nbytes
+    for cache in caches:
+        cache.copy_(torch.rand(cache.shape))
+    before = [cache.clone() for cache in caches]
+    pool.copy_blocks(torch.tensor([[1, 3], [2, 0]]), backend=backend)
+    pool.copy_blocks_to(host, torch.tensor([[1, 0], [2, 3]]), backend=backend)
+    for cache, copied, old in zip(caches, [*host.key_caches, *host.value_caches], before, strict=True):
+        assert torch.equal(cache, old[[2, 1, 2, 1]])
+        assert torch.equal(copied[[0, 3]], old[[1, 2]])
+
+
+def test_a_scale_for_each_key_and_value_is_refused_where_values_are_a_part_of_keys() -> None:
+    with pytest.raises(ConfigError, match="format of the KV pool is int8 with a scale for each"):
+        KvPool(MIXED, 2, format="int8")
+    given = kv_format_of("int8").with_tensor_scales(0.05, 0.5)
+    assert KvPool(MIXED, 2, format=given).key_caches[0].shape[-1] == 576
 
 
 def test_memory_is_taken_only_when_it_is_written() -> None:

@@ -1,12 +1,13 @@
 """Random histories through the scheduler's Python face, against an exact toy model that reads through block tables.
 
 The toy's "K and V" of a token mix it with its position, and its next token is a hash of all K and V that it sees: one
-wrong, stale or foreign slot changes every token after it. Each request's tokens are compared with what the toy gives
-without pages, neighbours, hits, chunks or preemption.
+wrong, stale or foreign slot changes every token after it. With states, a running hash of all tokens counts too. Each
+request's tokens are compared with what the toy gives without pages, neighbours, hits, chunks or preemption.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -60,17 +61,27 @@ def visible(window: int | None, length: int) -> slice:
     return slice(0 if window is None else max(0, length - window), length)
 
 
-def continuation(
-    groups: tuple[int | None, ...], tokens: tuple[int, ...], child: int, count: int
-) -> list[int]:
+INITIAL_STATE = 5
+
+
+def state_after(state: int, tokens: Iterable[int]) -> int:
+    """A running hash of all tokens: never 0, which is what an empty slot holds."""
+    for token in tokens:
+        state = (state * 6364136223846793005 + 2 * token + 1442695040888963407) % 2**64 | 1
+    return state
+
+
+def continuation(config: SchedulerConfig, tokens: tuple[int, ...], child: int, count: int) -> list[int]:
     """The `count` tokens that follow, with nothing paged."""
     known = list(tokens)
     for _ in range(count):
         all_tokens, positions = np.array(known), np.arange(len(known))
         seen = [
             kv(group, all_tokens, positions)[visible(window, len(known))]
-            for group, window in enumerate(groups)
+            for group, window in enumerate(config.groups)
         ]
+        if config.num_state_slots:
+            seen.append(np.array([state_after(INITIAL_STATE, known)], np.uint64))
         known.append(next_token(seen, child))
     return known[len(tokens) :]
 
@@ -83,6 +94,8 @@ class PagedToy:
         self.slots = np.zeros((config.num_blocks, config.block_size), np.uint64)
         self.host_slots = np.zeros((config.num_host_blocks, config.block_size), np.uint64)
         self.sampled = np.zeros(0, np.int64)
+        self.states = [INITIAL_STATE, *[0] * max(config.num_state_slots - 1, 0)]
+        self.num_seen = [0] * len(self.states)
 
     def run(self, plan: Plan, buffers: StepBuffers, children: NDArray[np.int64]) -> NDArray[np.int64]:
         """Copies blocks, writes the step's slots, then draws its samples; `children[i]` draws sample i."""
@@ -101,11 +114,40 @@ class PagedToy:
             assert (written >= self.config.block_size).all(), "the null block is never written"
             assert len(set(written.tolist())) == plan.num_tokens, "no slot is written twice in a step"
             self.slots.reshape(-1)[written] = kv(group, tokens, positions)
+        if self.config.num_state_slots:
+            self.run_states(plan, buffers)
         sampled = [
             self.sample(plan, buffers, sample, int(children[sample])) for sample in range(plan.num_samples)
         ]
         self.sampled = np.array(sampled, np.int64)
         return self.sampled
+
+    def run_states(self, plan: Plan, buffers: StepBuffers) -> None:
+        """Copies states, goes on with each batch row's, copies states."""
+        self.copy_states(buffers.state_restore_pairs[: plan.num_state_restores])
+        starts = buffers.query_starts[: plan.num_batch_rows + 1].tolist()
+        for row, slot in enumerate(buffers.state_slots[: plan.num_batch_rows].tolist()):
+            first, end = starts[row : row + 2]
+            assert slot > 0, "the initial state is never written"
+            assert self.states[slot] != 0, "a state that is read was written"
+            assert self.num_seen[slot] == buffers.positions[first], "a state has seen what lies before it"
+            self.states[slot] = state_after(self.states[slot], buffers.token_ids[first:end].tolist())
+            self.num_seen[slot] += end - first
+        self.copy_states(buffers.state_save_pairs[: plan.num_state_saves])
+
+    def copy_states(self, pairs: NDArray[np.int64]) -> None:
+        targets = pairs[:, 1].tolist()
+        assert len({*targets, 0}) == len(targets) + 1, "no slot is written twice, the initial state never"
+        assert not set(targets) & set(pairs[:, 0].tolist()), "no slot is read and written"
+        for source, target in pairs.tolist():
+            self.states[target], self.num_seen[target] = self.states[source], self.num_seen[source]
+
+    def spoil_states(self, plan: Plan, buffers: StepBuffers, rows: Iterable[int]) -> None:
+        """Does to the states of some batch rows what a step that failed may have done."""
+        for slot in buffers.state_slots[list(rows)].tolist() if self.config.num_state_slots else ():
+            pairs = buffers.state_save_pairs[: plan.num_state_saves]
+            for spoilt in (slot, *pairs[pairs[:, 0] == slot, 1].tolist()):
+                self.states[spoilt] = 0
 
     def spoil(self, buffers: StepBuffers, first: int, end: int) -> None:
         """Fills the slots of some of the step's tokens with anything, as what has failed may."""
@@ -125,6 +167,8 @@ class PagedToy:
             ]
             assert read.all(), "a slot that is read was written"
             seen.append(read)
+        if self.config.num_state_slots:
+            seen.append(np.array([self.states[buffers.state_slots[batch_row]]], np.uint64))
         return next_token(seen, child)
 
 
@@ -167,6 +211,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         num_host_blocks=st.sampled_from([0, 6, 40]),
         num_lookahead_tokens=st.sampled_from([0, 3]),
         max_steps_in_flight=st.sampled_from([1, 2]),
+        states=st.sampled_from([(0, 16), (4, 1), (6, 2), (12, 3)]),
         options=st.fixed_dictionaries(
             {
                 "queue_order": st.sampled_from(["fcfs", "priority", "longest_prefix", "fair_share"]),
@@ -188,8 +233,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         num_host_blocks: int,
         num_lookahead_tokens: int,
         max_steps_in_flight: int,
+        states: tuple[int, int],
         options: dict[str, object],
     ) -> None:
+        num_state_slots, checkpoint_every = states
+        if num_state_slots:
+            num_host_blocks = num_lookahead_tokens = 0
+            max_steps_in_flight = 1
         config = SchedulerConfig(
             num_blocks=len(groups) * (MAX_MODEL_LEN // block_size + 2 + spare),
             num_host_blocks=num_host_blocks,
@@ -199,6 +249,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             max_num_batched_tokens=budget,
             num_lookahead_tokens=num_lookahead_tokens if max_steps_in_flight == 1 else 0,
             max_steps_in_flight=max_steps_in_flight,
+            num_state_slots=num_state_slots,
+            checkpoint_every=checkpoint_every,
             max_model_len=MAX_MODEL_LEN,
             max_queued_requests=12,
             watermark=0.0,
@@ -288,6 +340,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             first = len(self.in_flight) - 1 if newest else 0
             for step in self.in_flight[first:]:
                 self.toy.spoil(step.buffers, 0, step.plan.num_tokens)
+                self.toy.spoil_states(step.plan, step.buffers, range(step.plan.num_batch_rows))
             self.scheduler.discard(self.in_flight[first].plan)
             del self.in_flight[first:]
             self.take(self.scheduler.take_ended())
@@ -319,7 +372,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         rows, starts, tokens = [], [0], []
         for row, (request, child) in self.rows.items():
             known = self.submitted[request].known(child)
-            goes_on = continuation(self.config.groups, known, child, count)
+            goes_on = continuation(self.config, known, child, count)
             tokens += goes_on[:num_right] + [(token + 1) % VOCABULARY for token in goes_on[num_right:]]
             rows.append(row)
             starts.append(len(tokens))
@@ -380,6 +433,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                         )
         for row in failed_rows:
             self.toy.spoil(buffers, *buffers.query_starts[row : row + 2].tolist())
+        self.toy.spoil_states(plan, buffers, failed_rows)
         ended = self.scheduler.apply(plan, sampled, outcomes, np.array(failed_rows, np.int32))
         del self.in_flight[0]
         reasons = [FinishReason(reason) for reason in buffers.finish_reasons[: plan.num_samples]]
@@ -401,7 +455,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert not (summary.expired and summary.output_tokens), "what has expired was never prefilled"
             limit = min(entry.max_tokens, self.cap - len(entry.prompt))
             for child, output in enumerate(entry.outputs):
-                assert output == continuation(self.config.groups, entry.prompt, child, len(output))
+                assert output == continuation(self.config, entry.prompt, child, len(output))
                 cut_short = summary.aborted or summary.failed or summary.expired or child in entry.stopped
                 assert len(output) == limit or (cut_short and len(output) < limit)
             self.check_hit(summary, entry)
@@ -437,6 +491,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert stats.blocks_total == self.config.num_blocks - 1
         assert 0 <= stats.host_blocks_free <= stats.host_blocks_total
         assert stats.num_requests == len(self.submitted) - len(self.ended)
+        slots = stats.state_slots_free + stats.state_slots_working + stats.state_checkpoints
+        assert slots == stats.state_slots_total == max(self.config.num_state_slots - 1, 0)
         assert 0 <= stats.tokens_held <= stats.blocks_active * self.config.block_size
 
     def teardown(self) -> None:
@@ -449,8 +505,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert set(self.ended) == set(self.submitted)
         assert (stats.num_waiting, stats.num_running, stats.blocks_active) == (0, 0, 0)
         assert stats.host_blocks_free == stats.host_blocks_total
+        assert stats.state_slots_working == 0
         self.scheduler.reset_prefix_cache()
         assert self.scheduler.stats().blocks_free == stats.blocks_total
+        assert self.scheduler.stats().state_slots_free == stats.state_slots_total
         assert self.scheduler.stats().num_scopes == 0
 
 

@@ -11,6 +11,7 @@
 //! | [`block`] | single blocks with typed states |
 //! | [`table`] | one sequence's blocks |
 //! | [`groups`] | layers that keep the same positions |
+//! | [`states`] | the slots of states of fixed size, and their checkpoints |
 //! | [`prefix`] | the prefix tree, its eviction order, and scopes |
 //! | [`policy`] | decisions as functions from numbers to a decision |
 //! | [`scheduler`] | `submit`, `plan`, `apply`, `discard`, `abort` |
@@ -27,6 +28,7 @@ pub mod pool;
 pub mod prefix;
 pub mod recording;
 pub mod scheduler;
+pub mod states;
 mod sync;
 pub mod table;
 pub mod units;

@@ -158,3 +158,24 @@ fn decodes_of_windows_and_their_drafts_allocate_nothing() {
     assert_eq!(allocations_of(&mut run, propose), 0);
     run.scheduler.check().unwrap();
 }
+
+#[test]
+fn decodes_with_states_and_their_checkpoints_allocate_nothing() {
+    let mut run = Run::new(SchedulerConfig {
+        num_lookahead_tokens: 0,
+        num_state_slots: NUM_SEQS + 40,
+        checkpoint_every: 1,
+        ..config(6000)
+    });
+    for seed in 0..300 {
+        run.submit(1000 + seed, 320, 1);
+        run.step();
+    }
+    run.warm_up();
+    let before = run.scheduler.stats();
+    assert_eq!(allocations_of(&mut run, |run| assert!(run.step().is_some())), 0);
+    let after = run.scheduler.stats();
+    assert!(after.evictions - before.evictions > 1000, "{after:?}");
+    assert!(after.checkpoint_evictions - before.checkpoint_evictions > 100, "{after:?}");
+    run.scheduler.check().unwrap();
+}

@@ -420,8 +420,16 @@ proptest! {
         eviction in 0..POLICIES.len(),
         tenant_cache_share in prop_oneof![Just(1.0), Just(0.2)],
         max_pinned in prop_oneof![Just(0usize), 0..12usize],
+        // Slots of states besides slot 0, and blocks between their checkpoints; none in every other history.
+        states in prop_oneof![Just(None), (1..14usize, 1..4usize).prop_map(Some)],
         actions in prop::collection::vec(action(), 1..120),
     ) {
+        // What a model with states cannot have.
+        let (num_host_blocks, num_lookahead_tokens, max_pinned, max_steps_in_flight) = if states.is_some() {
+            (0, 0, 0, 1)
+        } else {
+            (num_host_blocks, num_lookahead_tokens, max_pinned, max_steps_in_flight)
+        };
         let num_blocks = groups.len() * (64usize.div_ceil(block_size) + 1 + spare) + max_pinned;
         let config = SchedulerConfig {
             max_num_batched_tokens: budget,
@@ -440,6 +448,8 @@ proptest! {
             pin_quota: PinQuota { blocks: max_pinned, blocks_per_tenant: max_pinned },
             admission: if forecast { AdmissionPolicy::Forecast } else { AdmissionPolicy::Watermark },
             hash_mask: if collide { 1 } else { u64::MAX },
+            num_state_slots: states.map_or(0, |(slots, _)| slots + 1),
+            checkpoint_every: states.map_or(1, |(_, every)| every),
             ..config(num_blocks, block_size)
         };
         let mut engine = Engine::new(config);

@@ -59,6 +59,8 @@ struct Options {
     max_queued_tokens: Option<usize>,
     groups: Vec<Option<usize>>,
     eviction: String,
+    num_state_slots: usize,
+    checkpoint_every: usize,
 }
 
 impl Options {
@@ -80,6 +82,8 @@ impl Options {
             enable_prefix_caching: self.enable_prefix_caching,
             max_queued_requests: self.max_queued_requests,
             max_queued_tokens: self.max_queued_tokens.unwrap_or(usize::MAX),
+            num_state_slots: self.num_state_slots,
+            checkpoint_every: self.checkpoint_every,
             groups: self.groups.into_iter().map(group).collect(),
             eviction: eviction_policy(&self.eviction)?,
             ..SchedulerConfig::default()

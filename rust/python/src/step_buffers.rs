@@ -25,6 +25,9 @@ pub(crate) struct StepBuffers {
     swap_out_pairs: PyBuffer<i64>,
     swap_in_pairs: PyBuffer<i64>,
     copy_pairs: PyBuffer<i64>,
+    state_slots: PyBuffer<i32>,
+    state_restore_pairs: PyBuffer<i64>,
+    state_save_pairs: PyBuffer<i64>,
     sample_indices: PyBuffer<i64>,
     sample_rows: PyBuffer<i32>,
     sample_positions: PyBuffer<i64>,
@@ -41,7 +44,7 @@ impl StepBuffers {
     #[new]
     #[expect(clippy::too_many_arguments, reason = "one argument an array, named at the only call")]
     #[pyo3(signature = (*, token_ids, token_sources, positions, slot_mapping, query_starts, seq_lens, table_rows,
-        block_tables, swap_out_pairs, swap_in_pairs, copy_pairs, sample_indices, sample_rows, sample_positions, placed_requests, placed_children,
+        block_tables, swap_out_pairs, swap_in_pairs, copy_pairs, state_slots, state_restore_pairs, state_save_pairs, sample_indices, sample_rows, sample_positions, placed_requests, placed_children,
         placed_rows, finish_reasons, page_lists=None))]
     fn new(
         token_ids: PyBuffer<i64>,
@@ -55,6 +58,9 @@ impl StepBuffers {
         swap_out_pairs: PyBuffer<i64>,
         swap_in_pairs: PyBuffer<i64>,
         copy_pairs: PyBuffer<i64>,
+        state_slots: PyBuffer<i32>,
+        state_restore_pairs: PyBuffer<i64>,
+        state_save_pairs: PyBuffer<i64>,
         sample_indices: PyBuffer<i64>,
         sample_rows: PyBuffer<i32>,
         sample_positions: PyBuffer<i64>,
@@ -76,6 +82,9 @@ impl StepBuffers {
             swap_out_pairs,
             swap_in_pairs,
             copy_pairs,
+            state_slots,
+            state_restore_pairs,
+            state_save_pairs,
             sample_indices,
             sample_rows,
             sample_positions,
@@ -103,6 +112,9 @@ impl StepBuffers {
             swap_out_pairs: cells(py, &self.swap_out_pairs, "swap_out_pairs")?,
             swap_in_pairs: cells(py, &self.swap_in_pairs, "swap_in_pairs")?,
             copy_pairs: cells(py, &self.copy_pairs, "copy_pairs")?,
+            state_slots: cells(py, &self.state_slots, "state_slots")?,
+            state_restore_pairs: cells(py, &self.state_restore_pairs, "state_restore_pairs")?,
+            state_save_pairs: cells(py, &self.state_save_pairs, "state_save_pairs")?,
             sample_indices: cells(py, &self.sample_indices, "sample_indices")?,
             sample_rows: cells(py, &self.sample_rows, "sample_rows")?,
             sample_positions: cells(py, &self.sample_positions, "sample_positions")?,

@@ -1,6 +1,7 @@
 //! The scheduler's decisions, as functions from numbers to a decision: no state, no side effect, each tested alone.
 
 pub mod admission;
+pub mod checkpoint;
 pub mod chunk;
 pub mod forecast;
 pub mod length;

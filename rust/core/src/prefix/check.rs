@@ -45,6 +45,7 @@ impl PrefixCache {
             let detail = format!("{published} blocks are published, {attached} stand in the tree");
             return Err(Error::broken("I4 published", detail));
         }
+        self.checkpoints.as_ref().map_or(Ok(()), |states| states.check(|node| self.tree.contains(node)))?;
         self.check_eviction_order()
     }
 

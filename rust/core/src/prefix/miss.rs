@@ -11,7 +11,7 @@ use crate::units::TokenId;
 pub struct MissCounts {
     /// Not computed before in this scope, or so long ago that the cache has forgotten that it evicted them.
     pub never_seen: usize,
-    /// Computed once, and evicted.
+    /// Computed once, and evicted: its blocks, or the checkpoint of states that would have served it.
     pub evicted: usize,
     /// Cached in another scope; only counted where the operator has allowed to look there.
     pub other_scope: usize,
@@ -135,7 +135,7 @@ impl PrefixCache {
             counts.cap = usize::from(self.tree.find(key).is_some());
         }
         let first = hits + in_flight + counts.cap;
-        // Where a window's blocks are gone, nodes are there and serve nobody.
+        // Where a window's blocks or a checkpoint are gone, nodes are there and serve nobody.
         counts.evicted = self.path.len().clamp(first, num_blocks) - first;
         let first = first + counts.evicted;
         if first < num_blocks {

@@ -2,9 +2,11 @@
 //!
 //! One owner changes it (`&mut self`); references to blocks are given back from any thread. A lookup and its pin are one
 //! call, so that no hit grows stale. What is in the tree is exact: a hit has the same tokens in the same scope from
-//! position 0 on, by comparison at each block. With several layer groups a hit is as long as all of them can serve.
+//! position 0 on, by comparison at each block. With several layer groups a hit is as long as all of them can serve,
+//! and with states it ends where a checkpoint is.
 
 mod check;
+mod checkpoints;
 pub mod content_key;
 mod events;
 pub mod eviction;
@@ -34,6 +36,7 @@ use crate::groups::{LayerGroup, Tables};
 use crate::pool::{BlockCounts, BlockPool};
 use crate::table::{BlockCopy, BlockTable};
 use crate::units::{BlockId, BlockSize, TokenId};
+use checkpoints::Checkpoints;
 use events::EventLog;
 use eviction::{EvictionPolicy, Lru, check_policy};
 use miss::{AllScopes, EvictedKeys};
@@ -74,6 +77,8 @@ pub struct Probe {
     pub hits: usize,
     /// Blocks that would be pinned and that nobody uses now, over all groups: so many fewer can be evicted.
     pub idle_hits: usize,
+    /// Whether the hit would keep a checkpoint of states that could be evicted now.
+    pub idle_checkpoint: bool,
 }
 
 /// How the tree hashes.
@@ -152,6 +157,8 @@ pub struct PrefixCache {
     evicted_keys: EvictedKeys,
     all_scopes: Option<Box<AllScopes>>,
     events: Option<Box<EventLog>>,
+    /// Of models with states.
+    checkpoints: Option<Box<Checkpoints>>,
     /// Whether the policy looks at hits.
     counts_hits: bool,
     /// The nodes of the lookup at hand.
@@ -222,6 +229,7 @@ impl PrefixCache {
             all_scopes: options.tells_other_scopes.then(Box::default),
             events: (options.max_events > 0)
                 .then(|| Box::new(EventLog::new(pool.block_size(), options.max_events))),
+            checkpoints: None,
             counts_hits: options.eviction.lane(u8::MAX) > options.eviction.lane(0),
             path: Vec::new(),
             returned: Vec::with_capacity(num_blocks),
@@ -295,7 +303,10 @@ impl PrefixCache {
                 idle_hits += usize::from(self.order.contains(self.tree.blocks(node)[index]));
             }
         }
-        Probe { hits, idle_hits }
+        let last = hits.checked_sub(1).map(|last| self.path[last]);
+        let checkpoint = self.checkpoints.as_ref().zip(last);
+        let idle_checkpoint = checkpoint.is_some_and(|(checkpoints, node)| checkpoints.is_idle_at(node));
+        Probe { hits, idle_hits, idle_checkpoint }
     }
 
     /// Starts a sequence's tables with the longest run of published blocks, at most `max_blocks`, and pins them in the
@@ -398,7 +409,7 @@ impl PrefixCache {
             let Some(node) = self.tree.find(Key { parent, scope: own, binding, tokens: run }) else { break };
             self.path.push(node);
             parent = node;
-            let mut is_served = true;
+            let mut is_served = self.checkpoints.as_ref().is_none_or(|states| states.at(node).is_some());
             for (&group, run) in self.windows.iter().zip(&mut runs) {
                 let block = self.tree.blocks(node)[group];
                 *run = if block == BlockId::NULL { 0 } else { *run + 1 };

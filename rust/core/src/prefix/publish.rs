@@ -202,6 +202,9 @@ impl PrefixCache {
     pub(super) fn remove(&mut self, node: NodeId) {
         let (parent, scope) = (self.tree.parent(node), self.tree.scope(node));
         self.note_removed(node);
+        if let Some(checkpoints) = &mut self.checkpoints {
+            checkpoints.forget(node);
+        }
         self.log_removed(node);
         self.tree.remove(node);
         self.track_removed(node, parent);

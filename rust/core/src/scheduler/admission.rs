@@ -43,7 +43,11 @@ impl Scheduler {
         if sequence.num_samples > self.free_rows.len() + relief.rows {
             return false;
         }
+        let num_samples = sequence.num_samples;
         let mut probe = self.probe(index);
+        if !self.slots_fit(num_samples, relief.rows, probe.idle_checkpoint) {
+            return false;
+        }
         probe.idle_hits += relief.hits;
         let admission = Admission {
             new_blocks: self.first_blocks(index, probe.hits).sum(),
@@ -151,6 +155,7 @@ impl Scheduler {
         (sequence.tables, sequence.cursor, sequence.epoch) = (tables, cursor, epoch);
         (sequence.num_computed, sequence.num_planned) = (cached, cached);
         sequence.shared_blocks = sequence.cursor.published;
+        self.start_states(step, index);
         self.swap_in(step, index);
         let sequence = &mut self.sequences[index];
         sequence.reserve(self.block_size);

@@ -1,6 +1,7 @@
 //! `apply`: what the step's results mean, and `discard` for a step that gave none.
 
 use super::sequence::{SeqIndex, SeqKey, Sequence};
+use super::states::SequenceStates;
 use super::step::{Scheduled, Step};
 use super::{RequestSummary, Scheduler};
 use crate::error::{Error, Result};
@@ -100,7 +101,8 @@ impl Scheduler {
     }
 
     /// Takes a step back that failed as a whole: nothing of it was computed. Sequences that shared blocks which the step
-    /// should have filled, or copied, start again later. What was planned after it is discarded first.
+    /// should have filled, or copied, start again later; with states, all of them do. What was planned after it is discarded
+    /// first.
     ///
     /// # Errors
     /// [`Error::NotInFlight`]; nothing was changed.
@@ -132,9 +134,14 @@ impl Scheduler {
             if sequence.is_in_flight() || came_back {
                 continue;
             }
+            let is_lost = self.cache.has_states();
             if sequence.has_ended {
                 self.end_sequence(index);
-            } else if sequence.is_void || step.copied_for.contains(&index) || self.rests_on_step(index) {
+            } else if is_lost
+                || sequence.is_void
+                || step.copied_for.contains(&index)
+                || self.rests_on_step(index)
+            {
                 self.preempt_without_copy(index);
             }
         }
@@ -245,6 +252,7 @@ impl Scheduler {
         }
         let leader = &mut self.sequences[index];
         leader.rows.truncate(1);
+        leader.states.working.truncate(1);
         leader.num_samples = 1;
         finished(first, self.accept(index, sampled.tokens[first], sampled.outcomes[first]));
     }
@@ -267,6 +275,7 @@ impl Scheduler {
                 sequence.epoch = self.next_epoch;
             }
         }
+        self.states_computed(index);
         if again > 0 {
             self.totals.recomputed_tokens += again as u64;
             self.request_of(index).recomputed_tokens += again;
@@ -298,6 +307,7 @@ impl Scheduler {
             cursor: leader.cursor,
             epoch,
             rows: vec![leader.rows[child]],
+            states: leader.states.working.get(child).copied().map(SequenceStates::forked).unwrap_or_default(),
             num_samples: 1,
             shared_blocks: self.block_size.full_blocks(leader.num_computed),
             reuse_cached: leader.reuse_cached,

@@ -20,6 +20,8 @@ impl StepArrays<'_> {
             (self.swap_out_pairs, 2 * plan.num_swap_outs),
             (self.swap_in_pairs, 2 * plan.num_swap_ins),
             (self.copy_pairs, 2 * plan.num_copies),
+            (self.state_restore_pairs, 2 * plan.num_state_restores),
+            (self.state_save_pairs, 2 * plan.num_state_saves),
             (self.sample_indices, samples),
             (self.sample_positions, samples),
             (self.placed_requests, placed),
@@ -28,6 +30,7 @@ impl StepArrays<'_> {
             (self.query_starts, rows + 1),
             (self.seq_lens, rows),
             (self.table_rows, rows),
+            (self.state_slots, if config.has_states() { rows } else { 0 }),
             (self.sample_rows, samples),
             (self.placed_children, placed),
             (self.placed_rows, placed),
@@ -125,6 +128,12 @@ step_arrays! {
     swap_in_pairs: i64, host_pairs;
     /// (source, target) of each block that is copied before the model runs, in this order.
     copy_pairs: i64, pairs;
+    /// The slot of the states that batch row `i` reads and overwrites, in models with states.
+    state_slots: i32, state_rows;
+    /// (source, target) slot of each copy of states before the model runs, in any order.
+    state_restore_pairs: i64, state_pairs;
+    /// (source, target) slot of each copy of states after the model ran, in any order.
+    state_save_pairs: i64, state_pairs;
     /// Which of the step's tokens each sample is drawn after.
     sample_indices: i64, samples;
     /// The row of the sequence that gets the sample.
@@ -166,6 +175,16 @@ fn pairs(config: &SchedulerConfig) -> usize {
 
 fn host_pairs(config: &SchedulerConfig) -> usize {
     2 * config.num_host_blocks
+}
+
+/// A working slot a row.
+fn state_rows(config: &SchedulerConfig) -> usize {
+    if config.has_states() { config.max_num_seqs } else { 0 }
+}
+
+/// A batch row restores and saves once, and the rows of samples that are forked off are no batch rows yet.
+fn state_pairs(config: &SchedulerConfig) -> usize {
+    2 * state_rows(config)
 }
 
 fn table(config: &SchedulerConfig) -> usize {

@@ -17,6 +17,7 @@ impl Scheduler {
         self.check_references()?;
         self.check_host()?;
         self.check_rows()?;
+        self.check_states()?;
         self.check_lists()?;
         self.check_in_flight()?;
         self.placed().try_for_each(|sequence| self.check_sequence(sequence))

@@ -75,6 +75,10 @@ pub struct SchedulerConfig {
     pub max_kv_events: usize,
     /// Whether misses tell that a block is cached in another scope: who sees them learns what others have sent.
     pub report_other_scopes: bool,
+    /// Slots for the states of fixed size that a sequence has besides its blocks, slot 0 included; 0: it has none.
+    pub num_state_slots: usize,
+    /// Blocks from one place for a checkpoint of the states to the next.
+    pub checkpoint_every: usize,
     /// Who starts first.
     pub queue_order: QueueOrder,
     /// How often a waiting sequence may be passed by later ones that fit, before all others wait for it.
@@ -113,6 +117,8 @@ impl Default for SchedulerConfig {
             pin_quota: PinQuota::default(),
             max_kv_events: 0,
             report_other_scopes: false,
+            num_state_slots: 0,
+            checkpoint_every: 16,
             queue_order: QueueOrder::Fcfs,
             max_passes: 16,
             preempt_lower_ranks: false,
@@ -190,11 +196,13 @@ impl SchedulerConfig {
         let samples = 20 * size(self.max_num_seqs) * (1 + size(self.num_lookahead_tokens));
         let rows = 64 * size(self.max_num_seqs);
         let tokens = (16 + 8 * groups) * size(self.max_num_batched_tokens);
-        blocks + size(self.max_steps_in_flight) * (pairs + tables + samples + rows + tokens)
+        let states =
+            if self.has_states() { 64 * (size(self.num_state_slots) + size(self.max_num_seqs)) } else { 0 };
+        blocks + states + size(self.max_steps_in_flight) * (pairs + tables + samples + rows + tokens)
     }
 
     /// How many numbers [`numbers`](Self::numbers) gives.
-    pub const NUM_NUMBERS: usize = 23;
+    pub const NUM_NUMBERS: usize = 25;
 
     /// All options but the reals and the groups as numbers, for a recording.
     pub(crate) fn numbers(&self) -> [u64; Self::NUM_NUMBERS] {
@@ -223,6 +231,8 @@ impl SchedulerConfig {
             self.pin_quota.blocks_per_tenant as u64,
             self.report_other_scopes.into(),
             self.max_steps_in_flight as u64,
+            self.num_state_slots as u64,
+            self.checkpoint_every as u64,
         ]
     }
 
@@ -269,6 +279,8 @@ impl SchedulerConfig {
             max_kv_events: 0,
             report_other_scopes: numbers[21] != 0,
             max_steps_in_flight: size(22),
+            num_state_slots: size(23),
+            checkpoint_every: size(24),
         })
     }
 
@@ -297,6 +309,7 @@ impl SchedulerConfig {
         within("max_queued_requests", self.max_queued_requests, 1, 1 << 30)?;
         within("max_kv_events", self.max_kv_events, 0, 1 << 24)?;
         within("max_pinned_blocks", self.pin_quota.blocks, 0, self.num_blocks.saturating_sub(2))?;
+        self.validate_states()?;
         if !(0.0..=1.0).contains(&self.tenant_cache_share) {
             return Err(Error::config("tenant_cache_share", self.tenant_cache_share, "0 to 1"));
         }
@@ -310,7 +323,7 @@ impl SchedulerConfig {
 /// The tree keeps a token a slot.
 const MAX_SLOTS: usize = 1 << 31;
 
-fn within(field: &'static str, value: usize, low: usize, high: usize) -> Result<()> {
+pub(super) fn within(field: &'static str, value: usize, low: usize, high: usize) -> Result<()> {
     if (low..=high).contains(&value) {
         return Ok(());
     }

@@ -25,6 +25,7 @@ mod retention;
 mod sequence;
 mod simulated;
 mod speculation;
+mod states;
 mod stats;
 mod step;
 mod swap;
@@ -60,6 +61,7 @@ use pause::Paused;
 use request::{Deadline, Request};
 use sequence::{Arena, SeqIndex, SeqKey, Sequence};
 use speculation::Drafts;
+use states::SequenceStates;
 use stats::Totals;
 
 /// The scheduler of one pool.
@@ -118,9 +120,13 @@ impl Scheduler {
         config.validate()?;
         let block_size = BlockSize::new(config.block_size)?;
         let pool = BlockPool::new(config.num_blocks, block_size)?;
+        let mut cache = PrefixCache::with_options(pool, &config.groups, config.cache_options())?;
+        if config.has_states() {
+            cache.keep_states(config.num_state_slots);
+        }
         Ok(Self {
             block_size,
-            cache: PrefixCache::with_options(pool, &config.groups, config.cache_options())?,
+            cache,
             host: (config.num_host_blocks > 1)
                 .then(|| BlockPool::new(config.num_host_blocks, block_size))
                 .transpose()?,
@@ -225,6 +231,11 @@ impl Scheduler {
                 format!("1 to {} (of max_num_seqs {rows} and max_queued_requests {queue})", rows.min(queue));
             return Err(Error::request("num_samples", submission.num_samples, allowed));
         }
+        let slots = self.config.num_state_slots.saturating_sub(1);
+        if self.config.has_states() && submission.num_samples > slots {
+            let allowed = format!("1 to {slots} (of num_state_slots {})", slots + 1);
+            return Err(Error::request("num_samples", submission.num_samples, allowed));
+        }
         if prompt >= cap {
             let (max_model_len, pool) = (self.config.max_model_len, self.config.pool_cap());
             return Err(Error::NeverFits { prompt, cap, max_model_len, pool });
@@ -281,6 +292,7 @@ impl Scheduler {
             cursor: self.cache.root(),
             epoch: 0,
             rows: Vec::new(),
+            states: SequenceStates::default(),
             num_samples: submission.num_samples,
             shared_blocks: 0,
             reuse_cached: submission.reuse_cached && self.config.enable_prefix_caching,
@@ -313,6 +325,7 @@ impl Scheduler {
     /// Takes everything from a running sequence but its tokens.
     fn stop_running(&mut self, index: SeqIndex) {
         self.mark_blocks(index);
+        self.give_back_states(index);
         let sequence = &mut self.sequences[index];
         sequence.pop_placeholder();
         (sequence.is_leaving, sequence.is_void) = (false, false);

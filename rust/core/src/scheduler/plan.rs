@@ -82,6 +82,7 @@ impl Scheduler {
             self.admit_waiting(&mut step)?;
         }
         self.add_drafts(&mut step);
+        self.plan_state_saves(&mut step);
         let plan = step.plan();
         if plan.num_batch_rows == 0 {
             return self.nothing_to_run(step);
@@ -235,7 +236,7 @@ impl Scheduler {
 
     fn chunk_for(&self, step: &Step, sequence: &Sequence) -> usize {
         let budget = self.config.max_num_batched_tokens - step.num_tokens;
-        chunk(sequence.num_unplanned(), budget.min(self.config.max_chunk_tokens))
+        self.cut_chunk(sequence, chunk(sequence.num_unplanned(), budget.min(self.config.max_chunk_tokens)))
     }
 
     /// Sees to it that the block of a sequence's next token is there and its own, if need be by having others give way, or
@@ -362,7 +363,8 @@ impl Scheduler {
         }
         let batch_row = step.rows.len();
         self.schedule(step, index, num_tokens);
-        if self.config.enable_prefix_caching {
+        // With states there is no hit before the checkpoint is copied.
+        if self.config.enable_prefix_caching && !self.cache.has_states() {
             let sequence = &self.sequences[index];
             let Sequence { tables, cursor, scope, tokens, num_planned, .. } = sequence;
             let announced = |announced| step.announced.push(Filled { announced, batch_row });

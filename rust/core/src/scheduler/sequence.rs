@@ -8,6 +8,7 @@
 //! the last, if a placeholder    sampled by the older of two steps in flight, computed by the newer
 //! ```
 
+use super::states::SequenceStates;
 use crate::groups::Tables;
 use crate::prefix::{Cursor, ScopeId};
 use crate::units::{BlockSize, RequestId, Row, TokenId};
@@ -71,6 +72,7 @@ pub(super) struct Sequence {
     pub(super) epoch: u64,
     /// Its own row while it runs; then those of the samples that are not forked off yet.
     pub(super) rows: Vec<Row>,
+    pub(super) states: SequenceStates,
     /// Samples that its next token is drawn for: above 1 until they are forked off.
     pub(super) num_samples: usize,
     /// Blocks that it shared when it started: they are not its own to give back.

@@ -30,6 +30,9 @@ impl Scheduler {
         let pool = scheduler.cache.pool().clone();
         let options = scheduler.config.cache_options();
         scheduler.cache = PrefixCache::symbolic(pool, &scheduler.config.groups, options)?;
+        if scheduler.config.has_states() {
+            scheduler.cache.keep_states(scheduler.config.num_state_slots);
+        }
         Ok(scheduler)
     }
 

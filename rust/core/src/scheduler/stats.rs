@@ -4,6 +4,7 @@ use super::Scheduler;
 use super::sequence::Sequence;
 use crate::pool::{BlockCounts, BlockPool};
 use crate::prefix::MissCounts;
+use crate::states::StateCounts;
 use crate::units::BlockId;
 
 /// What only ever grows.
@@ -86,6 +87,10 @@ pub struct SchedulerStats {
     pub num_sessions: usize,
     /// Blocks that pins hold, one for each pin that holds it.
     pub pinned_blocks: usize,
+    /// Slots of states by what they hold; none in models without states.
+    pub state_slots: StateCounts,
+    /// Checkpoints of states that made room for others, or for sequences.
+    pub checkpoint_evictions: u64,
     /// The moment at which the most blocks were active.
     pub peak: Peak,
 }
@@ -118,6 +123,8 @@ impl Scheduler {
             evictions: self.cache.evictions(),
             num_sessions: self.cache.num_sessions(),
             pinned_blocks: self.cache.pinned_blocks(),
+            state_slots: self.cache.state_counts(),
+            checkpoint_evictions: self.cache.checkpoint_evictions(),
             peak: self.totals.peak,
         }
     }

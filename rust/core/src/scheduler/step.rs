@@ -2,6 +2,7 @@
 
 use super::sequence::{SeqIndex, Swapped};
 use crate::prefix::Announced;
+use crate::states::StateCopy;
 use crate::table::BlockCopy;
 use crate::units::{RequestId, Row};
 
@@ -26,6 +27,10 @@ pub struct Plan {
     pub num_swap_ins: usize,
     /// Blocks to copy before the model runs.
     pub num_copies: usize,
+    /// States to copy before the model runs.
+    pub num_state_restores: usize,
+    /// States to copy after the model ran.
+    pub num_state_saves: usize,
     /// Sequences that got a row.
     pub num_placed: usize,
 }
@@ -75,6 +80,8 @@ pub(super) struct Step {
     pub(super) copies: Vec<BlockCopy>,
     /// The sequence that each copy is for.
     pub(super) copied_for: Vec<SeqIndex>,
+    pub(super) state_restores: Vec<StateCopy>,
+    pub(super) state_saves: Vec<StateCopy>,
     pub(super) placed: Vec<Placed>,
     pub(super) announced: Vec<Filled>,
     pub(super) num_tokens: usize,
@@ -89,6 +96,8 @@ impl Step {
         self.swapped_in.clear();
         self.copies.clear();
         self.copied_for.clear();
+        self.state_restores.clear();
+        self.state_saves.clear();
         self.placed.clear();
         self.announced.clear();
         (self.id, self.num_tokens, self.num_samples) = (id, 0, 0);
@@ -112,6 +121,8 @@ impl Step {
             num_swap_outs: self.swap_outs.len(),
             num_swap_ins: self.swap_ins.len(),
             num_copies: self.copies.len(),
+            num_state_restores: self.state_restores.len(),
+            num_state_saves: self.state_saves.len(),
             num_placed: self.placed.len(),
         }
     }

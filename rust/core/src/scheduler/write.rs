@@ -8,6 +8,7 @@ use super::buffers::{StepArrays, TableSync};
 use super::sequence::Sequence;
 use super::speculation::write_draft_samples;
 use super::step::{Scheduled, Step};
+use crate::states::StateCopy;
 use crate::table::{BlockCopy, BlockTable};
 use crate::units::{BlockSize, Row};
 
@@ -26,6 +27,9 @@ impl Scheduler {
             if batch_row < step.num_decodes {
                 arrays.token_sources[batch_row].set(sequence.placeholder.map_or(-1, |sample| sample as i32));
             }
+            if let Some(slot) = sequence.states.working.first() {
+                arrays.state_slots[batch_row].set(slot.get() as i32);
+            }
             self.write_tables(arrays, sequence, sync);
             if sequence.num_drafts > 0 {
                 let first = token - scheduled.num_tokens;
@@ -41,6 +45,8 @@ impl Scheduler {
         write_copies(&step.swap_outs, arrays.swap_out_pairs);
         write_copies(&step.swap_ins, arrays.swap_in_pairs);
         write_copies(&step.copies, arrays.copy_pairs);
+        write_state_copies(&step.state_restores, arrays.state_restore_pairs);
+        write_state_copies(&step.state_saves, arrays.state_save_pairs);
         write_placed(step, arrays);
         if let Some(lists) = arrays.page_lists {
             lists.write(step, &self.sequences, &self.config, &mut sync.pages);
@@ -103,6 +109,12 @@ fn write_sample(arrays: &StepArrays<'_>, sample: usize, token: usize, row: Row, 
 }
 
 fn write_copies(copies: &[BlockCopy], pairs: &[Cell<i64>]) {
+    for (copy, pair) in copies.iter().zip(pairs.chunks_exact(2)) {
+        set_pair(pair, i64::from(copy.source.get()), i64::from(copy.target.get()));
+    }
+}
+
+fn write_state_copies(copies: &[StateCopy], pairs: &[Cell<i64>]) {
     for (copy, pair) in copies.iter().zip(pairs.chunks_exact(2)) {
         set_pair(pair, i64::from(copy.source.get()), i64::from(copy.target.get()));
     }

@@ -14,7 +14,9 @@ impl Engine {
         }
         while let Some(newest) = self.queue.back().filter(|queued| queued.plan.id >= plan.id) {
             let place = self.queue.len() - 1;
-            (0..newest.plan.num_batch_rows).for_each(|row| self.spoil(place, row));
+            let plan = newest.plan;
+            (0..plan.num_batch_rows).for_each(|row| self.spoil(place, row));
+            self.spoil_states(plan, 0..plan.num_batch_rows);
             self.queue.pop_back();
         }
         self.scheduler.discard(plan.id).unwrap();

@@ -2,6 +2,7 @@
 //!
 //! The "K and V" of a token mixes it with its position; the next token is a hash over the K and V of all positions, read
 //! through the block table. One wrong, stale or foreign slot changes every token after it.
+//! With states, a running hash of all tokens is kept besides: the next token depends on it too.
 //!
 //! Steps run in the order in which they were planned, each when it is about to be applied: with two in flight, everything
 //! that a plan and an `apply` do to the memory comes before the device gets to it, as it may on a real one.
@@ -12,6 +13,7 @@ use std::ops::Range;
 use pykv_core::scheduler::{
     FinishReason, Outcome, OwnedArrays, Plan, Proposal, RequestSummary, Sampled, Submission, TableSync,
 };
+use pykv_core::states::StateSlot;
 use pykv_core::{BlockId, LayerGroup, RequestId, Scheduler, SchedulerConfig, TokenId};
 
 pub(crate) const VOCABULARY: u64 = 50;
@@ -39,24 +41,61 @@ fn next_token(history: impl Iterator<Item = u64>, child: u64) -> TokenId {
     (state % VOCABULARY) as TokenId
 }
 
+/// A running state: a hash of all tokens so far, and how many they are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct State {
+    hash: u64,
+    num_tokens: i64,
+}
+
+impl State {
+    const INITIAL: Self = Self { hash: 5, num_tokens: 0 };
+
+    fn after(self, token: i64) -> Self {
+        let hash = mix(self.hash.wrapping_mul(33) ^ token as u64);
+        Self { hash, num_tokens: self.num_tokens + 1 }
+    }
+}
+
 /// The tokens that a prompt gives when nothing is paged, shared, chunked or preempted.
 pub(crate) fn expected(
     groups: &[LayerGroup],
+    has_states: bool,
     prompt: &[TokenId],
     child: u64,
     num_tokens: usize,
 ) -> Vec<TokenId> {
     let mut tokens = prompt.to_vec();
+    let mut state = tokens.iter().fold(State::INITIAL, |state, &token| state.after(token.into()));
     for _ in 0..num_tokens {
         let read = |group: usize| {
             let tokens = &tokens;
             visible(groups[group], tokens.len())
                 .map(move |position| kv(group, i64::from(tokens[position]), position as i64))
         };
-        let next = next_token((0..groups.len()).flat_map(read), child);
+        let recurrent = has_states.then_some(state.hash);
+        let next = next_token((0..groups.len()).flat_map(read).chain(recurrent), child);
+        state = state.after(next.into());
         tokens.push(next);
     }
     tokens.split_off(prompt.len())
+}
+
+fn initial_states(num_slots: usize) -> Vec<Option<State>> {
+    let mut states = vec![None; num_slots];
+    states.iter_mut().take(1).for_each(|state| *state = Some(State::INITIAL));
+    states
+}
+
+/// Copies in any order: no slot is written twice, and none that is written is read.
+fn copy_states(states: &mut [Option<State>], pairs: &[i64], count: usize) {
+    let pairs: Vec<(usize, usize)> =
+        pairs.chunks_exact(2).take(count).map(|pair| (pair[0] as usize, pair[1] as usize)).collect();
+    for (place, &(source, target)) in pairs.iter().enumerate().rev() {
+        assert!(pairs.iter().all(|&(other, _)| other != target), "slot {target} is read and written");
+        assert!(pairs[..place].iter().all(|&(_, other)| other != target), "slot {target} is written twice");
+        states[target] = Some(states[source].expect("a state that is copied was written"));
+    }
 }
 
 /// What is sampled after something was read that was not computed: it must never count.
@@ -92,6 +131,8 @@ pub(crate) struct Engine {
     syncs: [TableSync; 2],
     slots: Vec<Option<u64>>,
     host_slots: Vec<Option<u64>>,
+    /// Slot by slot; none holds anything that may be read.
+    states: Vec<Option<State>>,
     placed: HashMap<i32, (u64, u32)>,
     config: SchedulerConfig,
     block_size: usize,
@@ -117,6 +158,7 @@ impl Engine {
             syncs: Default::default(),
             slots: vec![None; config.num_blocks * config.block_size],
             host_slots: vec![None; config.num_host_blocks * config.block_size],
+            states: initial_states(config.num_state_slots),
             placed: HashMap::new(),
             block_size: config.block_size,
             columns: config.max_blocks_per_seq(),
@@ -134,7 +176,7 @@ impl Engine {
 
     /// What a sample of a prompt must get.
     pub(crate) fn expected(&self, prompt: &[TokenId], child: u64, num_tokens: usize) -> Vec<TokenId> {
-        expected(&self.config.groups, prompt, child, num_tokens)
+        expected(&self.config.groups, self.config.has_states(), prompt, child, num_tokens)
     }
 
     /// What is free: it is emptied before the next step runs, so that whoever reads it without having written it is found
@@ -143,6 +185,60 @@ impl Engine {
         let pool = self.scheduler.pool();
         let blocks = (1..pool.num_blocks() as u32).map(BlockId::new);
         blocks.filter(|&block| pool.references(block) == 0 && !pool.is_published(block)).collect()
+    }
+
+    /// Empties the slots of states that are free. With states one step is in flight at a time: nothing still reads them.
+    fn empty_free_states(&mut self) {
+        let Some(arena) = self.scheduler.state_arena() else { return };
+        for (slot, state) in (0..).map(StateSlot::new).zip(&mut self.states).skip(1) {
+            if arena.is_free(slot) {
+                *state = None;
+            }
+        }
+    }
+
+    /// Does to the states of some batch rows what a step that failed may have done.
+    pub(crate) fn spoil_states(&mut self, plan: Plan, batch_rows: impl Iterator<Item = usize>) {
+        if !self.config.has_states() {
+            return;
+        }
+        let side = self.side(plan);
+        let arrays = &self.arrays[side];
+        for batch_row in batch_rows {
+            let slot = i64::from(arrays.state_slots[batch_row]);
+            self.states[slot as usize] = None;
+            for pair in arrays.state_save_pairs.chunks_exact(2).take(plan.num_state_saves) {
+                if pair[0] == slot {
+                    self.states[pair[1] as usize] = None;
+                }
+            }
+        }
+    }
+
+    /// Runs the recurrent part of the model: copies, a chunk of each batch row, copies. Returns each row's last hash.
+    fn run_states(&mut self, plan: Plan) -> Vec<u64> {
+        if !self.config.has_states() {
+            return Vec::new();
+        }
+        let side = self.side(plan);
+        let arrays = &self.arrays[side];
+        copy_states(&mut self.states, &arrays.state_restore_pairs, plan.num_state_restores);
+        let mut hashes = Vec::new();
+        for batch_row in 0..plan.num_batch_rows {
+            let slot = arrays.state_slots[batch_row] as usize;
+            assert_ne!(slot, 0, "the initial state is never written");
+            let mut state = self.states[slot].expect("a state that is read was written");
+            let tokens = arrays.query_starts[batch_row]..arrays.query_starts[batch_row + 1];
+            for token in tokens.map(|token| token as usize) {
+                assert_eq!(state.num_tokens, arrays.positions[token], "a state has seen what lies before it");
+                state = state.after(arrays.token_ids[token]);
+            }
+            self.states[slot] = Some(state);
+            hashes.push(state.hash);
+        }
+        copy_states(&mut self.states, &arrays.state_save_pairs, plan.num_state_saves);
+        assert_eq!(self.states[0], Some(State::INITIAL));
+        hashes
     }
 
     /// Drafts for every row, that of an ended sequence included: some right, some wrong from a place on, some none.
@@ -189,6 +285,7 @@ impl Engine {
 
     pub(crate) fn plan(&mut self) -> Option<Plan> {
         let emptied = self.free_blocks();
+        self.empty_free_states();
         if self.max_drafts > 0 {
             self.propose();
         }
@@ -262,7 +359,9 @@ impl Engine {
         self.copy(plan);
         self.write(plan);
         failed_rows.iter().for_each(|&row| self.spoil(place, row));
-        let samples: Vec<_> = (0..plan.num_samples).map(|sample| self.sample(sample, plan)).collect();
+        let states = self.run_states(plan);
+        let samples: Vec<_> =
+            (0..plan.num_samples).map(|sample| self.sample(sample, plan, &states)).collect();
         self.device_samples.clone_from(&samples);
         self.queue[place].samples = Some(samples.clone());
         samples
@@ -309,7 +408,7 @@ impl Engine {
         }
     }
 
-    fn sample(&self, sample: usize, plan: Plan) -> TokenId {
+    fn sample(&self, sample: usize, plan: Plan, states: &[u64]) -> TokenId {
         let arrays = &self.arrays[self.side(plan)];
         let token = arrays.sample_indices[sample] as i32;
         let batch_row =
@@ -327,7 +426,7 @@ impl Engine {
         });
         let Some(history) = history.collect::<Option<Vec<_>>>() else { return GARBAGE };
         let child = self.placed[&arrays.sample_rows[sample]].1;
-        next_token(history.into_iter(), u64::from(child))
+        next_token(history.into_iter().chain(states.get(batch_row).copied()), u64::from(child))
     }
 
     /// Hands the results in and keeps what counts.
@@ -339,6 +438,7 @@ impl Engine {
         failed_rows: &[usize],
     ) {
         let rows = self.arrays[self.side(plan)].sample_rows.clone();
+        self.spoil_states(plan, failed_rows.iter().copied());
         let accepted = self.accepted(plan, tokens);
         self.queue.retain(|queued| queued.plan != plan);
         let accepted = accepted.as_deref().filter(|_| self.max_drafts > 0);
