@@ -96,6 +96,8 @@ def _launch(
         rule.scale,
         rule.softcap,
         rule.window,
+        num_splits,
+        num_parts,
         *query.stride()[:2],
         *result.out.stride()[:2],
         *key_cache.stride()[:3],
@@ -111,8 +113,7 @@ def _launch(
         PADDED_V=padded(caches.head_dim_v),
         BLOCK_SIZE=caches.block_size,
         TILE=config.tile,
-        NUM_SPLITS=num_splits,
-        NUM_PARTS=num_parts,
+        IS_WHOLE=num_parts == 1,
         HAS_WINDOW=rule.window > 0,
         HAS_CAP=rule.softcap > 0,
         FORMAT=int(form),
@@ -125,12 +126,15 @@ def _launch(
     )
 
 
-@triton.jit
+@triton.jit(  # what varies from step to step may not compile it anew
+    do_not_specialize=["num_rows", "num_splits", "num_parts"],
+    do_not_specialize_on_alignment=["shared_lengths_ptr"],
+)
 def decode_kernel(
     out_ptr, lse_ptr, partial_out_ptr, partial_lse_ptr, shared_lengths_ptr,
     query_ptr, key_ptr, value_ptr, scales_ptr,
     block_tables_ptr, seq_lens_ptr, query_starts_ptr, table_rows_ptr, sinks_ptr,
-    num_rows, num_columns, scale, softcap, window,
+    num_rows, num_columns, scale, softcap, window, num_splits, num_parts,
     query_stride_token, query_stride_head, out_stride_token, out_stride_head,
     key_stride_block, key_stride_head, key_stride_slot,
     value_stride_block, value_stride_head, value_stride_slot,
@@ -138,7 +142,7 @@ def decode_kernel(
     table_stride,
     BY_ROW: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr,
     HEAD_DIM_K: tl.constexpr, HEAD_DIM_V: tl.constexpr, PADDED_K: tl.constexpr, PADDED_V: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, NUM_SPLITS: tl.constexpr, NUM_PARTS: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, IS_WHOLE: tl.constexpr,
     HAS_WINDOW: tl.constexpr, HAS_CAP: tl.constexpr, FORMAT: tl.constexpr, DTYPE: tl.constexpr,
     PRECISION: tl.constexpr, SAME_STRIDES: tl.constexpr,
 ):  # fmt: skip
@@ -164,7 +168,7 @@ def decode_kernel(
         begin = tl.maximum(begin, shared)
     first_tile = begin // TILE
     num_tiles = tl.cdiv(length, TILE) - first_tile
-    share = tl.cdiv(num_tiles, NUM_SPLITS)
+    share = tl.cdiv(num_tiles, num_splits)
     split_begin = first_tile + split * share
     split_end = first_tile + tl.minimum((split + 1) * share, num_tiles)
 
@@ -213,7 +217,7 @@ def decode_kernel(
     column = tl.arange(0, PADDED_V)
     stored = is_head[:, None] & (column < HEAD_DIM_V)[None, :]
     num_heads = tl.num_programs(1) * GROUP
-    if NUM_PARTS == 1:
+    if IS_WHOLE:
         if sinks_ptr is not None:
             sink = tl.load(sinks_ptr + query_head, mask=is_head, other=0.0) * LOG2E
             maximum, denominator, accumulator = add_sink(sink, maximum, denominator, accumulator)
@@ -224,7 +228,7 @@ def decode_kernel(
             lse_row = token.to(tl.int64) * num_heads + query_head
             tl.store(lse_ptr + lse_row, log_sum_exp(maximum, denominator) * LN2, mask=is_head)
     else:
-        first_part = (item.to(tl.int64) * num_heads + query_head) * NUM_PARTS
+        first_part = (item.to(tl.int64) * num_heads + query_head) * num_parts
         part = first_part + split
         tl.store(partial_lse_ptr + part, log_sum_exp(maximum, denominator), mask=is_head)
         if split_begin < split_end:
@@ -232,5 +236,5 @@ def decode_kernel(
             tl.store(partial_out_ptr + part[:, None] * HEAD_DIM_V + column[None, :], out, mask=stored)
         if shared_lengths_ptr is not None:
             if (shared == 0) & (split == 0):  # no program reads a prefix for this token
-                for prefix_part in range(NUM_SPLITS, NUM_PARTS):
+                for prefix_part in range(num_splits, num_parts):
                     tl.store(partial_lse_ptr + first_part + prefix_part, float("-inf"), mask=is_head)

@@ -33,23 +33,22 @@ def _launch(workspace: Workspace, batch: Batch, rule: Rule, result: Result, *, b
         workspace.lse,
         batch.query_starts,
         rule.sinks,
+        num_parts,
         *result.out.stride()[:2],
         BY_ROW=by_row,
         HEAD_DIM_V=head_dim_v,
         PADDED_V=padded(head_dim_v),
-        NUM_PARTS=num_parts,
         PADDED_PARTS=padded_parts,
         enable_fp_fusion=True,
         num_warps=max(1, min(8, padded_parts * padded(head_dim_v) // 2048)),
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_parts"])
 def decode_reduce_kernel(
     out_ptr, lse_ptr, partial_out_ptr, partial_lse_ptr, query_starts_ptr, sinks_ptr,
-    out_stride_token, out_stride_head,
-    BY_ROW: tl.constexpr, HEAD_DIM_V: tl.constexpr, PADDED_V: tl.constexpr,
-    NUM_PARTS: tl.constexpr, PADDED_PARTS: tl.constexpr,
+    num_parts, out_stride_token, out_stride_head,
+    BY_ROW: tl.constexpr, HEAD_DIM_V: tl.constexpr, PADDED_V: tl.constexpr, PADDED_PARTS: tl.constexpr,
 ):  # fmt: skip
     item = tl.program_id(0)
     head = tl.program_id(1)
@@ -61,8 +60,8 @@ def decode_reduce_kernel(
             return
     place = tl.arange(0, PADDED_PARTS)
     column = tl.arange(0, PADDED_V)
-    part = (item.to(tl.int64) * num_heads + head) * NUM_PARTS + place
-    lse = tl.load(partial_lse_ptr + part, mask=place < NUM_PARTS, other=float("-inf"))
+    part = (item.to(tl.int64) * num_heads + head) * num_parts + place
+    lse = tl.load(partial_lse_ptr + part, mask=place < num_parts, other=float("-inf"))
     filled = lse > float("-inf")
     maximum = tl.max(lse, 0)
     if sinks_ptr is not None:
@@ -73,12 +72,12 @@ def decode_reduce_kernel(
     total = tl.sum(weights, 0)
     if sinks_ptr is not None:
         total += tl.math.exp2(sink - shift)
-    divisor = tl.where(total > 0, total, 1.0)
+    divisor = tl.where(total != 0, total, 1.0)
     mask = filled[:, None] & (column < HEAD_DIM_V)[None, :]
     parts = tl.load(partial_out_ptr + part[:, None] * HEAD_DIM_V + column[None, :], mask=mask, other=0.0)
     out = tl.sum(parts * weights[:, None], 0) / divisor
     out_row = token.to(tl.int64) * out_stride_token + head * out_stride_head
     tl.store(out_ptr + out_row + column, out.to(out_ptr.dtype.element_ty), mask=column < HEAD_DIM_V)
     if lse_ptr is not None:
-        log = tl.where(total > 0, (shift + tl.math.log2(divisor)) * LN2, float("-inf"))
+        log = tl.where(total != 0, (shift + tl.math.log2(divisor)) * LN2, float("-inf"))
         tl.store(lse_ptr + token.to(tl.int64) * num_heads + head, log)

@@ -70,7 +70,7 @@ def first_block(
     return first, length, table_row
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def find_prefixes_kernel(
     prefixes_ptr, block_tables_ptr, seq_lens_ptr, query_starts_ptr, table_rows_ptr,
     num_rows, num_columns, window, table_stride,

@@ -11,6 +11,7 @@ from torch import Tensor
 from pykv.kernels.arguments import Batch, Caches, Result, Rule, Workspace
 from pykv.kernels.attend import attend
 from pykv.kernels.copy_blocks import launch_copy_blocks
+from pykv.kernels.target import on_device_of
 from pykv.kernels.write_kv import launch_write_kv
 
 __all__ = ["copy_blocks", "paged_attention", "transfer_blocks", "write_kv"]
@@ -26,14 +27,16 @@ def write_kv(
     slot_mapping: Tensor,
 ) -> None:
     """See `launch_write_kv`."""
-    launch_write_kv(key, value, Caches(key_cache, value_cache, scales), slot_mapping)
+    with on_device_of(key):
+        launch_write_kv(key, value, Caches(key_cache, value_cache, scales), slot_mapping)
 
 
 @torch.library.custom_op("pykv::triton_copy_blocks", mutates_args=("key_cache", "value_cache", "scales"))
 def copy_blocks(key_cache: Tensor, value_cache: Tensor, scales: Tensor | None, pairs: Tensor) -> None:
     """Copies blocks of one layer inside its pool; see `launch_copy_blocks`."""
     caches = Caches(key_cache, value_cache, scales)
-    launch_copy_blocks(caches, caches, pairs)
+    with on_device_of(pairs):
+        launch_copy_blocks(caches, caches, pairs)
 
 
 @torch.library.custom_op(
@@ -50,7 +53,8 @@ def transfer_blocks(
 ) -> None:
     """Copies blocks of one layer from one pool to another; see `launch_copy_blocks`."""
     source = Caches(key_source, value_source, scales_source)
-    launch_copy_blocks(source, Caches(key_target, value_target, scales_target), pairs)
+    with on_device_of(pairs):
+        launch_copy_blocks(source, Caches(key_target, value_target, scales_target), pairs)
 
 
 @torch.library.custom_op(
@@ -73,21 +77,25 @@ def paged_attention(
     scale: float,
     window: int,
     softcap: float,
-    prefixes: Tensor | None = None,
-    num_prefix_splits: int = 0,
+    prefixes: Tensor | None,
+    num_prefix_splits: int,
 ) -> None:
-    """See `attend`; partial_out and partial_lse, prefixes and num_prefix_splits are the workspace, or none of them."""
+    """See `attend`; partial_out and partial_lse, prefixes and num_prefix_splits are the workspace, or none of them.
+
+    Nothing has a default: torch 2.11 leaves defaults out of the arguments in which it looks for what is changed.
+    """
     workspace = None
     if partial_out is not None and partial_lse is not None:
         workspace = Workspace(partial_out, partial_lse, prefixes, num_prefix_splits)
-    attend(
-        query,
-        Caches(key_cache, value_cache, scales),
-        Batch(block_tables, seq_lens, query_starts, table_rows),
-        Rule(scale, window, softcap, sinks),
-        Result(out, lse),
-        workspace,
-    )
+    with on_device_of(query):
+        attend(
+            query,
+            Caches(key_cache, value_cache, scales),
+            Batch(block_tables, seq_lens, query_starts, table_rows),
+            Rule(scale, window, softcap, sinks),
+            Result(out, lse),
+            workspace,
+        )
 
 
 @write_kv.register_fake
@@ -138,7 +146,7 @@ def _(
     scale: float,
     window: int,
     softcap: float,
-    prefixes: Tensor | None = None,
-    num_prefix_splits: int = 0,
+    prefixes: Tensor | None,
+    num_prefix_splits: int,
 ) -> None:
     return None

@@ -84,7 +84,7 @@ def launch_prefill(
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens", "num_rows"])
 def prefill_kernel(
     out_ptr, lse_ptr, query_ptr, key_ptr, value_ptr, scales_ptr,
     block_tables_ptr, seq_lens_ptr, query_starts_ptr, table_rows_ptr, sinks_ptr,

@@ -59,6 +59,8 @@ def launch_shared_prefix(
         batch.num_rows,
         rule.scale,
         rule.softcap,
+        workspace.num_prefix_splits,
+        workspace.num_parts,
         *query.stride()[:2],
         *key_cache.stride()[:3],
         *value_cache.stride()[:3],
@@ -74,8 +76,6 @@ def launch_shared_prefix(
         PADDED_V=padded(caches.head_dim_v),
         BLOCK_SIZE=caches.block_size,
         TILE=config.tile,
-        NUM_SPLITS=workspace.num_prefix_splits,
-        NUM_PARTS=workspace.num_parts,
         HAS_CAP=rule.softcap > 0,
         FORMAT=int(form),
         DTYPE=triton_type(arithmetic),
@@ -87,11 +87,11 @@ def launch_shared_prefix(
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows", "num_splits", "num_parts"])
 def shared_prefix_kernel(
     partial_out_ptr, partial_lse_ptr, prefixes_ptr, query_ptr, key_ptr, value_ptr, scales_ptr,
     block_tables_ptr, query_starts_ptr, table_rows_ptr,
-    num_rows, scale, softcap,
+    num_rows, scale, softcap, num_splits, num_parts,
     query_stride_token, query_stride_head,
     key_stride_block, key_stride_head, key_stride_slot,
     value_stride_block, value_stride_head, value_stride_slot,
@@ -99,7 +99,7 @@ def shared_prefix_kernel(
     table_stride,
     BY_ROW: tl.constexpr, GROUP: tl.constexpr, MEMBERS: tl.constexpr, ROWS: tl.constexpr,
     HEAD_DIM_K: tl.constexpr, HEAD_DIM_V: tl.constexpr, PADDED_K: tl.constexpr, PADDED_V: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, NUM_SPLITS: tl.constexpr, NUM_PARTS: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr,
     HAS_CAP: tl.constexpr, FORMAT: tl.constexpr, DTYPE: tl.constexpr, PRECISION: tl.constexpr,
     SAME_STRIDES: tl.constexpr,
 ):  # fmt: skip
@@ -123,7 +123,7 @@ def shared_prefix_kernel(
     if end == 0:
         return
     num_tiles = tl.cdiv(end, TILE)
-    share = tl.cdiv(num_tiles, NUM_SPLITS)
+    share = tl.cdiv(num_tiles, num_splits)
     split_begin = split * share
     split_end = tl.minimum((split + 1) * share, num_tiles)
 
@@ -172,7 +172,7 @@ def shared_prefix_kernel(
 
     num_heads = tl.num_programs(1) * GROUP
     item = row.to(tl.int64) if BY_ROW else token
-    part = (item * num_heads + query_head) * NUM_PARTS + (NUM_PARTS - NUM_SPLITS) + split
+    part = (item * num_heads + query_head) * num_parts + (num_parts - num_splits) + split
     tl.store(partial_lse_ptr + part, log_sum_exp(maximum, denominator), mask=is_member)
     if split_begin < split_end:
         out = normalize(denominator, accumulator)

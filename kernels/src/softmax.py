@@ -101,6 +101,6 @@ def normalize(denominator, accumulator):
 
 @triton.jit
 def log_sum_exp(maximum, denominator):
-    """log2 of the summed weights; -inf where nothing was seen."""
-    seen = denominator > 0
+    """log2 of the summed weights; -inf where nothing was seen, NaN where a NaN was: it must not pass for nothing."""
+    seen = denominator != 0
     return tl.where(seen, maximum + tl.math.log2(tl.where(seen, denominator, 1.0)), float("-inf"))

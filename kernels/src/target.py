@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import functools
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
 import triton
 
-__all__ = ["INTERPRETER", "Target", "current_target"]
+__all__ = ["INTERPRETER", "Target", "current_target", "on_device_of"]
 
-# Multiprocessors (compute units) of the parts that we compile for; a real GPU is asked itself.
+# Multiprocessors (compute units) and shared memory of the parts that we compile for; a real GPU is asked itself.
 _NUM_PROCESSORS = {"sm_80": 108, "sm_86": 84, "sm_89": 142, "sm_90": 132, "sm_100": 148, "gfx942": 304}
 _SHARED_BYTES = {
     "sm_80": 163 << 10,
@@ -56,10 +57,16 @@ def current_target(device: torch.device) -> Target:
     return INTERPRETER if triton.knobs.runtime.interpret else _of_driver(device)
 
 
+def on_device_of(tensor: torch.Tensor) -> AbstractContextManager[object]:
+    """Where Triton launches on the tensor's device: by itself it goes by the current one, whatever the pointers are."""
+    return torch.cuda.device(tensor.device) if tensor.is_cuda else nullcontext()
+
+
 @functools.cache
 def _of_gpu(device: torch.device) -> Target:
     """A real GPU does not change; asking the driver at every launch would take longer than the launch."""
-    return _of_driver(device)
+    with torch.cuda.device(device):
+        return _of_driver(device)
 
 
 def _of_driver(device: torch.device) -> Target:
@@ -68,7 +75,7 @@ def _of_driver(device: torch.device) -> Target:
     return Target(
         name,
         num_processors=_num_processors(name, device),
-        shared_bytes=_SHARED_BYTES.get(name, 64 << 10),
+        shared_bytes=_shared_bytes(name, device),
         native_e4m3=reported.backend == "cuda" and int(reported.arch) >= 89,
     )
 
@@ -77,3 +84,10 @@ def _num_processors(name: str, device: torch.device) -> int:
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).multi_processor_count)
     return _NUM_PROCESSORS.get(name, 100)
+
+
+def _shared_bytes(name: str, device: torch.device) -> int:
+    """What Triton itself checks a program against."""
+    if device.type == "cuda":
+        return int(triton.runtime.driver.active.utils.get_device_properties(device.index)["max_shared_mem"])
+    return _SHARED_BYTES.get(name, 64 << 10)

@@ -78,7 +78,7 @@ def _write_rows(
     tl.store(cache_ptr + cache_rows[:, None] + column[None, :], rows, mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens"])
 def write_kv_kernel(
     key_ptr, value_ptr, key_cache_ptr, value_cache_ptr, scales_ptr, slots_ptr, num_tokens, num_slots,
     key_stride_token, key_stride_head, value_stride_token, value_stride_head,

@@ -36,14 +36,26 @@ class CudaStream:
 
 
 class CudaRecording:
-    """A CUDA graph; all graphs of a device take turns in one pool of memory."""
+    """A CUDA graph; all graphs of a device are captured on one stream and take turns in one pool of memory.
 
-    def __init__(self, work: Callable[[], torch.Tensor], pool: object) -> None:
-        work()  # kernels are compiled and libraries set up outside the capture
-        torch.cuda.synchronize()
+    torch's own capture stream belongs to the device that was captured on first.
+    """
+
+    def __init__(self, work: Callable[[], torch.Tensor], stream: torch.cuda.Stream, pool: object) -> None:
         self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph, pool=pool):  # type: ignore[arg-type]
-            self.output = work()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(
+            stream
+        ):  # and back, also where a capture fails, which leaves its stream current
+            work()  # kernels are compiled and libraries set up for this stream outside the capture
+            torch.cuda.synchronize()
+            with torch.cuda.graph(
+                self._graph,
+                pool=pool,  # type: ignore[arg-type]
+                stream=stream,
+                capture_error_mode="thread_local",  # what other threads do is no part of it
+            ):
+                self.output = work()
 
     def replay(self) -> None:
         self._graph.replay()
@@ -56,6 +68,7 @@ class CudaDevice:
         index = torch.cuda.current_device() if torch_device.index is None else torch_device.index
         self.torch_device = torch.device("cuda", index)
         self.compute: Stream = CudaStream(self.torch_device, None)
+        self._graph_stream = torch.cuda.Stream(self.torch_device)  # type: ignore[no-untyped-call]
         self._graph_pool = torch.cuda.graph_pool_handle()
 
     def active(self) -> torch.cuda.device:
@@ -70,7 +83,7 @@ class CudaDevice:
 
     def record(self, work: Callable[[], torch.Tensor]) -> CudaRecording:
         with self.active():
-            return CudaRecording(work, self._graph_pool)
+            return CudaRecording(work, self._graph_stream, self._graph_pool)
 
     def memory(self) -> DeviceMemory:
         torch.cuda.empty_cache()

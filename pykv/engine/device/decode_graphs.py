@@ -44,13 +44,16 @@ class DecodeGraphs:
     def record_all(self) -> None:
         """Records every batch size, the largest first: smaller ones then fit in the memory that it took.
 
-        The arrays must hold rows that are filled up, from the first on.
+        All leave their logits in the same place, or each recording would keep room for its own. The arrays must hold
+        rows that are filled up, from the first on.
         """
+        with self._device.active():
+            logits = torch.empty_like(self._forward(self._step(self._buckets[-1], share_prefixes=False)))
         for bucket in reversed(self._buckets):
             for share_prefixes in (False, True) if bucket > 1 else (False,):
-                step = self._step(bucket, share_prefixes)
+                step, into = self._step(bucket, share_prefixes), logits[:bucket]
                 self._recordings[bucket, share_prefixes] = self._device.record(
-                    lambda step=step: self._forward(step)  # type: ignore[misc]
+                    lambda step=step, into=into: into.copy_(self._forward(step))  # type: ignore[misc]
                 )
 
     def run(self, step: StepTensors) -> torch.Tensor | None:

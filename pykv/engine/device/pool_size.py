@@ -10,7 +10,9 @@ from pykv.models.causal_model import CausalModel
 from pykv.models.step_context import StepContext
 from pykv.planner.memory import GpuMemory, kv_budget
 
-_SAMPLER_COPIES = 3  # of the logits, which the sampler holds at its most
+# Of the logits: where recorded decodes leave them, what penalties count, those kept for log-probabilities, and what a
+# draw holds at its most. A sort of all tokens, which top-p takes for flat rows alone, has what the utilization leaves.
+_LOGITS_COPIES = 8
 _HELD_BY_GRAPHS = 2  # a step's peak, and as much again for what recorded decodes keep
 
 
@@ -68,4 +70,4 @@ def step_bytes(
         model.forward(tokens, positions, tensor(torch.arange(num_samples) % num_tokens, torch.int64), context)
 
     logits_bytes = 4 * num_samples * model.vocab_size
-    return _HELD_BY_GRAPHS * device.peak_bytes(run) + _SAMPLER_COPIES * logits_bytes
+    return _HELD_BY_GRAPHS * device.peak_bytes(run) + _LOGITS_COPIES * logits_bytes

@@ -74,6 +74,7 @@ def test_tokens_are_those_of_the_plain_engine_and_decodes_are_replayed(tiny_mode
     assert generate(tiny_model, device, params=params)[0] == generate(tiny_model, params=params)[0]
     assert len(device.recordings) == 7  # batches of 1, 2, 4 and 5, all but the first in two forms
     assert device.num_replays >= 11
+    assert len({recording.output.data_ptr() for recording in device.recordings}) == 1  # no room for each
 
 
 def test_tokens_are_those_of_the_plain_engine_where_sequences_are_swapped(tiny_model) -> None:

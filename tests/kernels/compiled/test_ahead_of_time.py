@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import launch_matrix
 import pytest
 import torch
 from compile_ahead import TARGETS, Resources, compiling_for, resources
@@ -93,6 +94,27 @@ def test_a_decode_keeps_two_tiles_in_flight(block_size: int) -> None:
     kernel = compile_attention("sm_90", setting)[0]
     tile_bytes = 64 * (128 + 128) * 2
     assert resources(kernel).shared_bytes >= 2 * tile_bytes
+
+
+def test_a_decode_is_compiled_once_for_all_batch_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a server would stand still for seconds whenever a batch has a size that it never had."""
+    kernels = []
+    for num_rows in (1, 2, 3, 16, 100):
+        monkeypatch.setattr(launch_matrix, "NUM_ROWS", num_rows)
+        shares = num_rows > 1
+        setting = dataclasses.replace(LLAMA, num_tokens=num_rows, share_prefixes=shares)
+        kernels += compile_attention("sm_90", setting)
+    codes = {
+        (kernel.metadata.name, kernel.hash)
+        for kernel in kernels
+        if kernel.metadata.name != "decode_reduce_kernel"
+    }
+    assert sorted(name for name, _ in codes) == [
+        "decode_kernel",  # of a row alone, which has no share
+        "decode_kernel",
+        "find_prefixes_kernel",
+        "shared_prefix_kernel",
+    ]
 
 
 def test_8_bit_caches_that_cannot_be_read_in_words_are_refused() -> None:

@@ -87,6 +87,20 @@ def test_an_empty_row_gives_zeros_and_minus_infinity() -> None:
         assert out[[0, 2]].abs().min() > 0
 
 
+@pytest.mark.parametrize(("cache", "num_splits"), [("same", 1), ("same", 4), ("int8", 4)])
+def test_a_nan_of_a_sequence_reaches_its_result_however_it_is_split(cache: str, num_splits: int) -> None:
+    paged = build(Case(rows=((1, 120), (1, 120)), num_heads=4, head_dim_k=32, cache=cache))
+    poisoned = paged.caches.key if paged.caches.scales is None else paged.caches.scales[:, 0]
+    block = int(paged.batch.block_tables[0, 3])
+    poisoned[block, 1, 5] = math.nan  # of the second KV head
+    out, lse = decode(paged, num_splits)
+    assert out[0, 2:].isnan().all()
+    assert lse[0, 2:].isnan().all()
+    assert out[0, :2].isfinite().all()
+    assert out[1].isfinite().all()
+    assert lse[1].isfinite().all()
+
+
 def test_a_length_beyond_the_table_reads_no_further_than_the_table() -> None:
     paged = build(Case(rows=((1, 32),)))
     expected, _ = decode(paged, 1)

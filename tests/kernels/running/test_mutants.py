@@ -78,6 +78,15 @@ def check_attention(case: Case, num_splits: int, tile: int = 16) -> Callable[[An
     return check
 
 
+def check_nan(kernels: Any) -> None:
+    """A NaN among a sequence's own keys is seen, though three of its four splits are without."""
+    paged = build(Case(rows=((1, 64),), num_heads=2, head_dim_k=32))
+    paged.caches.key[int(paged.batch.block_tables[0, 1])] = math.nan
+    out, lse = attended(kernels, paged, 4, 16)
+    assert out.isnan().all()
+    assert lse.isnan().all()
+
+
 def check_sharing(case: Case, fewest: int = 16) -> Callable[[Any], None]:
     """A family of four, one of two, one row that begins alone; two members a program."""
 
@@ -162,6 +171,7 @@ CHECKS: dict[str, Callable[[Any], None]] = {
     "prefill, window": check_attention(dataclasses.replace(PREFILLS, window=11, sinks=True), 2),
     "sharing": check_sharing(SHARERS),
     "sharing, window": check_sharing(dataclasses.replace(SHARERS, window=72)),
+    "decode, NaN": check_nan,
     "write": check_write,
     "copy": check_copy,
     "large": check_large,
@@ -198,11 +208,14 @@ MUTANTS = {
     "a token sees its row's later tokens": (
         "addressing.py", "seq_len - (end - 1 - token)", "seq_len", "decode, tokens of longer rows",
     ),
+    "a split with a NaN passes for an empty one": (
+        "softmax.py", "seen = denominator != 0", "seen = denominator > 0", "decode, NaN",
+    ),
     "the reduction weighs by the splits' number": (
         "decode_reduce.py", "weights = tl.math.exp2(lse - shift)", "weights = tl.where(filled, 1.0, 0.0)", "decode",
     ),
     "the reduction reads unwritten parts": (
-        "decode_reduce.py", "mask = filled[:, None] &", "mask = (place < NUM_PARTS)[:, None] &", "decode",
+        "decode_reduce.py", "mask = filled[:, None] &", "mask = (place < num_parts)[:, None] &", "decode",
     ),
     "the reduction forgets the sink": (
         "decode_reduce.py", "total += tl.math.exp2(sink - shift)", "total += 0.0 * sink", "decode",
@@ -270,7 +283,7 @@ MUTANTS = {
         "shared_prefix.py", "prefixes_ptr + place - rank)", "prefixes_ptr + (place - rank) * 0)", "sharing",
     ),
     "the prefix's parts take the place of the row's own": (
-        "shared_prefix.py", "(NUM_PARTS - NUM_SPLITS) + split", "split", "sharing",
+        "shared_prefix.py", "(num_parts - num_splits) + split", "split", "sharing",
     ),
     "a prefix goes one tile too far": (
         "find_prefixes.py", "same * BLOCK_SIZE // UNIT * UNIT", "(same * BLOCK_SIZE // UNIT + 1) * UNIT", "sharing",
