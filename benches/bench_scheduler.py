@@ -175,13 +175,14 @@ def decode_step_full_pool(num_blocks: int, name: str, count: int = 1000) -> Resu
     return microseconds(f"decode_step_256_full_pool_{name}", seconds)
 
 
-def admit_shared(count: int = 400) -> Result:
-    """`submit` and `plan` of a 2,048-token prompt of which 96 of 128 blocks are cached."""
-    driver = Driver(num_blocks=200_000, max_num_batched_tokens=8192)
-    shared = driver.prompt(1536)
+def admit_shared(case: str, num_partial: int = 0, count: int = 400) -> Result:
+    """`submit` and `plan` of a 2,048-token prompt of which 96 of 128 blocks are cached, and some tokens of the next."""
+    driver = Driver(num_blocks=200_000, max_num_batched_tokens=8192, partial_block_reuse=num_partial)
+    shared = driver.prompt(1536 + 16)
     driver.scheduler.submit(shared, max_tokens=1)
     driver.step()
-    prompts = [np.concatenate([shared, driver.prompt(512)]) for _ in range(count)]
+    common = 1536 + num_partial
+    prompts = [np.concatenate([shared[:common], driver.prompt(2048 - common)]) for _ in range(count)]
     seconds = []
     for prompt in prompts:
         start = time.perf_counter()
@@ -189,9 +190,9 @@ def admit_shared(count: int = 400) -> Result:
         plan = driver.plan()
         seconds.append(time.perf_counter() - start)
         assert plan is not None
-        assert plan.num_tokens == 512
+        assert plan.num_tokens == 512 - num_partial
         driver.apply(plan, np.zeros(1, np.int64))
-    return Result("admit_2048_shared75", "submit_plan", statistics.median(seconds) * 1e6, "us", count)
+    return Result(case, "submit_plan", statistics.median(seconds) * 1e6, "us", count)
 
 
 def long_context_step(count: int = 500) -> Result:
@@ -245,7 +246,8 @@ CASES: dict[str, Callable[[], Result | list[Result]]] = {
     "decode_step_256_full_pool_4k": lambda: decode_step_full_pool(4_096, "4k", 200),
     "decode_step_256_full_pool_32k": lambda: decode_step_full_pool(32_768, "32k"),
     "decode_step_256_full_pool_1m": lambda: decode_step_full_pool(1_000_000, "1m"),
-    "admit_2048_shared75": admit_shared,
+    "admit_2048_shared75": lambda: admit_shared("admit_2048_shared75"),
+    "admit_2048_shared75_partial": lambda: admit_shared("admit_2048_shared75_partial", num_partial=8),
     "long_context_step": long_context_step,
     "recompute_tax": recompute_tax,
 }

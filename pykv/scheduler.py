@@ -146,6 +146,8 @@ class SchedulerConfig:
             equal shares of tokens for all tenants (start-time fair queuing; Goyal et al., SIGCOMM 1996).
         max_passes: how often a waiting sequence may be passed by later ones before all others wait for it.
         preempt_lower_ranks: whether a waiting request may push out running ones of a later priority.
+        partial_block_reuse: where a prompt's hit ends inside a cached block, the fewest tokens of that block that are
+            reused by copying it (`copy_pairs`), up to `block_size - 1`; 0: none are, a hit is whole blocks.
         max_queued_requests: sequences that may wait; a request counts each of its samples.
         max_queued_tokens: tokens of prompts that may wait; None: no limit.
 
@@ -178,6 +180,7 @@ class SchedulerConfig:
     report_other_scopes: bool = False
     num_state_slots: int = 0
     checkpoint_every: int = 16
+    partial_block_reuse: int = 0
     max_queued_requests: int = 1024
     max_queued_tokens: int | None = None
 
@@ -198,6 +201,7 @@ class SchedulerConfig:
             "max_kv_events": (0, 2**24),
             "num_state_slots": (0, 2**24),
             "checkpoint_every": (1, 2**24),
+            "partial_block_reuse": (0, self.block_size - 1 if isinstance(self.block_size, int) else 0),
             "max_queued_requests": (1, 2**30),
             "max_queued_tokens": (1, 2**40),
         }
@@ -274,6 +278,7 @@ def _check_states(config: SchedulerConfig) -> None:
         ("num_host_blocks", "states are not swapped, they are computed again"),
         ("num_lookahead_tokens", "a state cannot be cut back to before a draft"),
         ("max_pinned_blocks", "checkpoints are not pinned"),
+        ("partial_block_reuse", "there is no state inside a block"),
     ):
         if value := getattr(config, field):
             raise ConfigError(f"{field} is {value}: allowed is 0 with num_state_slots: {why}")

@@ -44,6 +44,8 @@ class EngineConfig:
         preemption: how a preempted sequence comes back: "recompute", "swap" where the swap space has room, or "auto":
             what costs less, by what was measured.
         enable_prefix_caching: keep the blocks of ended requests for later ones that begin alike.
+        partial_block_reuse: where a prompt's hit ends inside a cached block, the fewest tokens of that block that are
+            reused by copying it, up to `block_size - 1`; 0 = a hit is whole blocks.
         watermark: share of the blocks that an admission leaves free for the sequences that run.
         admission: "forecast" admits a request when the worst moment to come fits the pool too, if outputs turn
             out as long as expected; "watermark" when its blocks can be given now.
@@ -77,6 +79,7 @@ class EngineConfig:
     swap_space_bytes: int = 0
     preemption: str = "auto"
     enable_prefix_caching: bool = True
+    partial_block_reuse: int = 0
     watermark: float = 0.01
     admission: str = "forecast"
     max_queued_requests: int = 1024
@@ -117,6 +120,13 @@ class EngineConfig:
             if not isinstance(getattr(self, name), bool):
                 _refuse(name, getattr(self, name), "true or false")
         _check_utilization("gpu_memory_utilization", self.gpu_memory_utilization)
+        _check_integer("partial_block_reuse", self.partial_block_reuse, 0)
+        if self.partial_block_reuse >= self.block_size:
+            _refuse(
+                "partial_block_reuse",
+                self.partial_block_reuse,
+                f"0 to {self.block_size - 1}, less than a block",
+            )
         _check_share("watermark", self.watermark)
         _check_choice("admission", self.admission, ADMISSIONS)
         _check_choice("queue_order", self.queue_order, QUEUE_ORDERS)

@@ -386,6 +386,7 @@ def _scheduler_config(runner: Runner, config: EngineConfig) -> SchedulerConfig:
         watermark=config.watermark,
         admission=config.admission,
         enable_prefix_caching=config.enable_prefix_caching,
+        partial_block_reuse=config.partial_block_reuse,
         max_queued_requests=config.max_queued_requests,
         max_queued_tokens=config.max_queued_tokens,
         queue_order=config.queue_order,

@@ -47,7 +47,7 @@ def test_a_changed_recording_is_refused(tmp_path: Path) -> None:
         replay_recording(path)
 
 
-@pytest.mark.parametrize("content", [b"", b"not a recording at all", b"pykv-recording-5\xff\xff"])
+@pytest.mark.parametrize("content", [b"", b"not a recording at all", b"pykv-recording-6\xff\xff"])
 def test_what_is_no_recording_is_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "run.pykv"
     path.write_bytes(content)
@@ -63,7 +63,7 @@ def test_a_recording_that_asks_for_absurd_memory_is_refused(tmp_path: Path) -> N
     path = tmp_path / "run.pykv"
     record_run(path)
     content = path.read_bytes()
-    magic = b"pykv-recording-5"
+    magic = b"pykv-recording-6"
     assert content.startswith(magic + as_number(20))
     path.write_bytes(magic + as_number(2**28) + content[len(magic) + 1 :])
     with pytest.raises(RecordingError, match=r"ask for \d+ bytes of memory: allowed are 4294967296"):

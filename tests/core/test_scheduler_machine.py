@@ -212,6 +212,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         num_lookahead_tokens=st.sampled_from([0, 3]),
         max_steps_in_flight=st.sampled_from([1, 2]),
         states=st.sampled_from([(0, 16), (4, 1), (6, 2), (12, 3)]),
+        partial_block_reuse=st.integers(0, 3),
         options=st.fixed_dictionaries(
             {
                 "queue_order": st.sampled_from(["fcfs", "priority", "longest_prefix", "fair_share"]),
@@ -234,6 +235,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         num_lookahead_tokens: int,
         max_steps_in_flight: int,
         states: tuple[int, int],
+        partial_block_reuse: int,
         options: dict[str, object],
     ) -> None:
         num_state_slots, checkpoint_every = states
@@ -251,6 +253,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             max_steps_in_flight=max_steps_in_flight,
             num_state_slots=num_state_slots,
             checkpoint_every=checkpoint_every,
+            partial_block_reuse=0 if num_state_slots else min(partial_block_reuse, block_size - 1),
             max_model_len=MAX_MODEL_LEN,
             max_queued_requests=12,
             watermark=0.0,

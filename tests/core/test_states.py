@@ -140,6 +140,7 @@ def test_without_states_their_arrays_are_empty() -> None:
         ),
         ({"num_state_slots": 4, "num_lookahead_tokens": 1}, "num_lookahead_tokens is 1: allowed is 0"),
         ({"num_state_slots": 4, "max_pinned_blocks": 1}, "max_pinned_blocks is 1: allowed is 0"),
+        ({"num_state_slots": 4, "partial_block_reuse": 2}, "partial_block_reuse is 2: allowed is 0"),
         ({"num_state_slots": 4, "max_steps_in_flight": 2}, "max_steps_in_flight is 2: allowed is 1"),
     ],
 )

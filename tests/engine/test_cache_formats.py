@@ -128,6 +128,18 @@ def test_a_hit_reads_what_was_stored(make_engine, prompts, stored):
     )
 
 
+def test_a_block_that_is_copied_in_part_holds_what_was_stored(make_engine, prompts, stored):
+    engine = make_engine(**stored.options, num_blocks=120, partial_block_reuse=2)
+    engine.generate([[*prompt[:-1], (prompt[-1] + 1) % 151] for prompt in prompts], GREEDY)
+    outputs = engine.generate(prompts, GREEDY)
+    assert tokens_of(outputs) == stored.expected
+    # All but the last token, unless it is one alone in its block that would be copied.
+    for prompt, output in zip(prompts, outputs, strict=True):
+        num_known = len(prompt) - 1
+        assert output.usage.cached_tokens == num_known - (num_known % 16 == 1)
+    engine.steps.check()
+
+
 def test_samples_of_one_prompt_copy_what_they_share(make_engine, prompts, stored):
     params = SamplingParams(temperature=0, max_tokens=NUM_NEW_TOKENS, ignore_eos=True, n=3)
     outputs = make_engine(**stored.options, num_blocks=120).generate(prompts, params)

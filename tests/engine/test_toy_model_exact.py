@@ -65,6 +65,7 @@ SCHEDULES = {
     "three rows": {"max_num_seqs": 3},
     "blocks of 1": {"block_size": 1, "num_blocks": 2048},
     "blocks of 48": {"block_size": 48},
+    "blocks of 48, parts of them copied": {"block_size": 48, "partial_block_reuse": 3},
     "pool of 13 blocks, forecast": {"num_blocks": 13},
     "pool of 13 blocks": {"num_blocks": 13, "watermark": 0.0, "admission": "watermark"},
     "pool of 13 blocks, chunks of 7": {
@@ -109,6 +110,19 @@ def test_a_warm_prefix_cache_changes_nothing_but_the_work(make_toy_engine, promp
     for output, prompt in zip(outputs, prompts, strict=True):
         assert output.usage.cached_tokens >= (len(prompt) - 1) // 16 * 16
         assert output.usage.cached_tokens < len(prompt)
+
+
+def test_a_prefill_that_starts_inside_a_block_changes_nothing_but_the_work(
+    make_toy_engine, prompts, greedy_tokens
+):
+    engine = make_toy_engine(partial_block_reuse=2)
+    engine.generate(prompts, GREEDY)
+    for prompt, tokens in zip(prompts, greedy_tokens, strict=True):
+        (output,) = engine.generate([prompt], GREEDY)
+        assert output.outputs[0].token_ids == tokens
+        num_known = len(prompt) - 1
+        assert output.usage.cached_tokens == num_known - (num_known % 16 == 1)
+    engine.steps.check()
 
 
 def test_an_answer_that_becomes_a_prompt_hits_its_own_blocks(make_toy_engine, prompts, greedy_tokens):

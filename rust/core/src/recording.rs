@@ -25,7 +25,7 @@ use crate::scheduler::{
 };
 use crate::units::{RequestId, TokenId};
 
-pub(crate) const MAGIC: &[u8] = b"pykv-recording-5";
+pub(crate) const MAGIC: &[u8] = b"pykv-recording-6";
 
 /// The calls that are recorded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -108,6 +108,23 @@ fn outputs_do_not_depend_on_the_prefix_cache() {
 }
 
 #[test]
+fn outputs_do_not_depend_on_partial_hits() {
+    for groups in [vec![LayerGroup::Full], vec![window(6)], vec![LayerGroup::Full, window(9)]] {
+        for chunk in [3, 8, 24] {
+            let num_blocks = 40 * groups.len();
+            let reusing = SchedulerConfig {
+                partial_block_reuse: 2,
+                max_chunk_tokens: chunk,
+                groups: groups.clone(),
+                ..config(num_blocks, 8)
+            };
+            let stats = run_all(reusing, 2).scheduler.stats();
+            assert!(stats.partial_hit_tokens > 0 && stats.partial_hit_tokens < stats.hit_tokens, "{stats:?}");
+        }
+    }
+}
+
+#[test]
 fn every_sample_of_a_fork_follows_its_own_history() {
     run_all(config(200, 4), 3);
     run_all(config(40, 16), 3);
@@ -422,6 +439,7 @@ proptest! {
         max_pinned in prop_oneof![Just(0usize), 0..12usize],
         // Slots of states besides slot 0, and blocks between their checkpoints; none in every other history.
         states in prop_oneof![Just(None), (1..14usize, 1..4usize).prop_map(Some)],
+        partial in prop_oneof![1 => Just(0usize), 2 => 1..4usize],
         actions in prop::collection::vec(action(), 1..120),
     ) {
         // What a model with states cannot have.
@@ -445,6 +463,7 @@ proptest! {
             num_lookahead_tokens: if max_steps_in_flight == 1 { num_lookahead_tokens } else { 0 },
             eviction: POLICIES[eviction],
             tenant_cache_share,
+            partial_block_reuse: if states.is_some() { 0 } else { partial.min(block_size - 1) },
             pin_quota: PinQuota { blocks: max_pinned, blocks_per_tenant: max_pinned },
             admission: if forecast { AdmissionPolicy::Forecast } else { AdmissionPolicy::Watermark },
             hash_mask: if collide { 1 } else { u64::MAX },

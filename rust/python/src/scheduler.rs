@@ -97,7 +97,7 @@ impl Scheduler {
     #[expect(clippy::too_many_arguments, reason = "one argument an option, named at the only call")]
     #[pyo3(signature = (*, num_blocks, num_host_blocks, preemption, block_size, windows, max_num_seqs, max_num_batched_tokens, max_chunk_tokens,
         num_lookahead_tokens, max_model_len, max_steps_in_flight, watermark, admission, queue_order, max_passes, preempt_lower_ranks, enable_prefix_caching,
-        eviction, tenant_cache_share, max_pinned_blocks, max_pinned_blocks_per_tenant, max_kv_events, report_other_scopes, num_state_slots, checkpoint_every, max_queued_requests, max_queued_tokens, hash_seed))]
+        eviction, tenant_cache_share, max_pinned_blocks, max_pinned_blocks_per_tenant, max_kv_events, report_other_scopes, num_state_slots, checkpoint_every, partial_block_reuse, max_queued_requests, max_queued_tokens, hash_seed))]
     fn new(
         num_blocks: usize,
         num_host_blocks: usize,
@@ -124,6 +124,7 @@ impl Scheduler {
         report_other_scopes: bool,
         num_state_slots: usize,
         checkpoint_every: usize,
+        partial_block_reuse: usize,
         max_queued_requests: usize,
         max_queued_tokens: usize,
         hash_seed: u64,
@@ -149,6 +150,7 @@ impl Scheduler {
             report_other_scopes,
             num_state_slots,
             checkpoint_every,
+            partial_block_reuse,
             pin_quota: PinQuota {
                 blocks: max_pinned_blocks,
                 blocks_per_tenant: max_pinned_blocks_per_tenant,

@@ -97,6 +97,12 @@ class ServeOptions:
     enable_prefix_caching: bool = _engine(
         "enable_prefix_caching", FLAG, CACHE, "keep blocks for prompts that begin alike"
     )
+    partial_block_reuse: int = _engine(
+        "partial_block_reuse",
+        integer(0),
+        CACHE,
+        "fewest tokens of a cached block that are reused by copying it; 0 = whole blocks",
+    )
     watermark: float = _engine("watermark", SHARE, CACHE, "share of the blocks that an admission leaves free")
     admission: str = _engine("admission", choice(*ADMISSIONS), CACHE, "when a waiting request starts")
     tenant_cache_share: float = _engine(

@@ -13,6 +13,7 @@ pub mod eviction;
 mod lanes;
 mod miss;
 mod order;
+mod partial;
 mod pin;
 mod publish;
 mod retention;
@@ -23,6 +24,7 @@ mod tree;
 
 pub use events::{EventKind, Events};
 pub use miss::MissCounts;
+pub use partial::PartialHit;
 pub use pin::{PinId, PinQuota, Pinned};
 pub use publish::Announced;
 pub use retention::{Lease, PRIORITY_RANGE, Retention};
@@ -41,6 +43,7 @@ use events::EventLog;
 use eviction::{EvictionPolicy, Lru, check_policy};
 use miss::{AllScopes, EvictedKeys};
 use order::EvictionOrder;
+use partial::Heads;
 use pin::Pins;
 use retention::Tracked;
 use scope::Scopes;
@@ -111,6 +114,8 @@ pub struct CacheOptions {
     pub max_events: usize,
     /// Whether misses tell that a block is cached in another scope.
     pub tells_other_scopes: bool,
+    /// The fewest first tokens of a block that are worth a copy of it; 0: none are.
+    pub partial_reuse: usize,
 }
 
 impl Default for CacheOptions {
@@ -122,6 +127,7 @@ impl Default for CacheOptions {
             pin_quota: PinQuota::default(),
             max_events: 0,
             tells_other_scopes: false,
+            partial_reuse: 0,
         }
     }
 }
@@ -159,6 +165,8 @@ pub struct PrefixCache {
     events: Option<Box<EventLog>>,
     /// Of models with states.
     checkpoints: Option<Box<Checkpoints>>,
+    /// For partial hits.
+    heads: Option<Box<Heads>>,
     /// Whether the policy looks at hits.
     counts_hits: bool,
     /// The nodes of the lookup at hand.
@@ -230,6 +238,9 @@ impl PrefixCache {
             events: (options.max_events > 0)
                 .then(|| Box::new(EventLog::new(pool.block_size(), options.max_events))),
             checkpoints: None,
+            // Of symbolic blocks there is only a whole.
+            heads: (options.partial_reuse > 0 && key_size == pool.block_size())
+                .then(|| Box::new(Heads::new(options.partial_reuse))),
             counts_hits: options.eviction.lane(u8::MAX) > options.eviction.lane(0),
             path: Vec::new(),
             returned: Vec::with_capacity(num_blocks),

@@ -74,6 +74,7 @@ impl PrefixCache {
             }
             if self.tree.set_computed(node) {
                 self.log_stored(scope, node);
+                self.list_head(node);
             }
             cursor.parent = node;
             cursor.published += 1;
@@ -206,6 +207,7 @@ impl PrefixCache {
             checkpoints.forget(node);
         }
         self.log_removed(node);
+        self.unlist_head(node);
         self.tree.remove(node);
         self.track_removed(node, parent);
         if scope != ScopeId::UNBOUND {

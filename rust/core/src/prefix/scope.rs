@@ -23,6 +23,11 @@ impl ScopeId {
     /// That of a block which binds nothing: what it hangs below has bound it.
     pub(crate) const UNBOUND: Self = Self(HAS_MEDIA - 1);
 
+    /// The number itself.
+    pub(crate) const fn get(self) -> u32 {
+        self.0
+    }
+
     fn index(self) -> usize {
         (self.0 & !HAS_MEDIA) as usize
     }

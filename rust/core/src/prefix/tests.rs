@@ -203,3 +203,23 @@ fn announced_blocks_are_shared_at_once_and_gone_when_withdrawn() {
     assert_eq!(fixture.cache.counts().free, 7);
     fixture.cache.check().unwrap();
 }
+
+#[test]
+fn a_block_that_is_given_back_after_those_above_it_goes_before_them() {
+    let pool = BlockPool::new(8, BlockSize::new(4).unwrap()).unwrap();
+    let options = CacheOptions { partial_reuse: 1, ..CacheOptions::default() };
+    let mut cache = PrefixCache::with_options(pool, &[LayerGroup::Full], options).unwrap();
+    let scope = cache.enter_scope(b"");
+    let mut fixture = Fixture { cache, scope };
+    let tokens = [1; 12];
+    fixture.run(&tokens);
+    let (tables, cursor) = fixture.cache.share(scope, &tokens, 2);
+    let hit = fixture.cache.partial_hit(cursor, scope, &tokens[..11]).unwrap();
+    assert_eq!(hit.num_tokens, 3);
+    drop(tables);
+    assert_eq!(fixture.cache.counts().cached, 2, "those above are listed now");
+    drop(hit);
+    fixture.cache.check().unwrap();
+    fixture.cache.make_room(5).unwrap();
+    assert_eq!(fixture.hits(&tokens), 2);
+}

@@ -34,6 +34,14 @@ pub(crate) struct Key<'a> {
     pub(crate) tokens: &'a [TokenId],
 }
 
+/// What a block begins with: below which node, in which scope, with which first tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Head<'a> {
+    pub(crate) parent: NodeId,
+    pub(crate) scope: ScopeId,
+    pub(crate) tokens: &'a [TokenId],
+}
+
 /// A hash over a block's scope and all tokens up to its end: one block of a kind has one, whatever its node's number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Fingerprint(u32);
@@ -152,6 +160,18 @@ impl Tree {
     pub(crate) fn tokens(&self, node: NodeId) -> &[TokenId] {
         let start = node.index() * self.key_size.tokens();
         &self.tokens[start..start + self.key_size.tokens()]
+    }
+
+    /// What a node begins with, up to so many tokens.
+    pub(crate) fn head(&self, node: NodeId, len: usize) -> Head<'_> {
+        let Node { parent, scope, .. } = self.nodes[node.index()];
+        Head { parent, scope, tokens: &self.tokens(node)[..len] }
+    }
+
+    pub(crate) fn hash_head(&self, head: Head<'_>) -> u64 {
+        let above = u64::from(head.parent.0) << 32 | u64::from(head.scope.get());
+        let hash = xxh3_64_with_seed(bytemuck::cast_slice(head.tokens), self.seed ^ spread(above));
+        spread(hash & self.hash_mask)
     }
 
     pub(crate) fn scope(&self, node: NodeId) -> ScopeId {

@@ -147,7 +147,9 @@ impl Scheduler {
             table.skip_to(group.first_block(swapped, self.block_size));
             self.cache.extend(table, count)?;
         }
-        let cached = cursor.published * self.block_size.tokens();
+        let shared = cursor.published * self.block_size.tokens();
+        let copied = if swapped > shared { 0 } else { self.copy_partial_hit(step, index, &tables, cursor) };
+        let cached = shared + copied;
         if swapped > cached {
             self.cache.come_back(&mut cursor);
         }
@@ -165,7 +167,7 @@ impl Scheduler {
             step.placed.push(Placed { request: key.request, child: key.child + child as u32, row });
         }
         self.forget_deadline(key.request);
-        self.count_hits(index, cached);
+        self.count_hits(index, cached, copied);
         self.count_misses(key.request, &misses);
         self.end_stall(index);
         self.run(index);
@@ -173,7 +175,7 @@ impl Scheduler {
     }
 
     /// Counts what a request found when it started first; finding its own blocks again is no hit.
-    fn count_hits(&mut self, index: SeqIndex, cached: usize) {
+    fn count_hits(&mut self, index: SeqIndex, cached: usize, copied: usize) {
         let sequence = &mut self.sequences[index];
         if std::mem::replace(&mut sequence.started_before, true) {
             return;
@@ -182,8 +184,10 @@ impl Scheduler {
             self.totals.queried_tokens += sequence.tokens.len() as u64;
         }
         self.totals.hit_tokens += cached as u64;
+        self.totals.partial_hit_tokens += copied as u64;
         if let Some(request) = self.requests.get_mut(&sequence.key.request) {
             request.summary.cached_tokens = cached;
+            request.summary.partial_hit_tokens = copied;
         }
     }
 

@@ -74,7 +74,8 @@ impl Scheduler {
     ) -> Result<Vec<RequestSummary>> {
         self.check_results(plan, &sampled)?;
         // Nothing below can fail.
-        let step = self.in_flight.take_oldest().expect("it was checked");
+        let mut step = self.in_flight.take_oldest().expect("it was checked");
+        step.sources.clear();
         self.withdraw_failed(&step, |row| sampled.failed_rows.contains(&row));
         let mut first = 0;
         for (batch_row, scheduled) in step.rows.iter().enumerate() {
@@ -119,6 +120,7 @@ impl Scheduler {
 
     /// Takes the newest step back.
     fn discard_step(&mut self, mut step: Step) {
+        step.sources.clear();
         self.withdraw_failed(&step, |_| true);
         for scheduled in &step.rows {
             let index = scheduled.sequence;

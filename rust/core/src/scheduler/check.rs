@@ -28,7 +28,9 @@ impl Scheduler {
         for &block in self.placed().flat_map(|sequence| &sequence.tables).flat_map(|table| table.held()) {
             *held.entry(block).or_default() += 1;
         }
-        for block in self.cache.iter_pinned() {
+        let sources =
+            self.in_flight.iter().flat_map(|step| &step.sources).flat_map(|sources| sources.held()).copied();
+        for block in self.cache.iter_pinned().chain(sources) {
             *held.entry(block).or_default() += 1;
         }
         if held.contains_key(&BlockId::NULL) {

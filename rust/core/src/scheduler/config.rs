@@ -79,6 +79,9 @@ pub struct SchedulerConfig {
     pub num_state_slots: usize,
     /// Blocks from one place for a checkpoint of the states to the next.
     pub checkpoint_every: usize,
+    /// The fewest first tokens of a cached block that are reused by copying it, where a prompt's hit ends inside that
+    /// block; 0: none are.
+    pub partial_block_reuse: usize,
     /// Who starts first.
     pub queue_order: QueueOrder,
     /// How often a waiting sequence may be passed by later ones that fit, before all others wait for it.
@@ -119,6 +122,7 @@ impl Default for SchedulerConfig {
             report_other_scopes: false,
             num_state_slots: 0,
             checkpoint_every: 16,
+            partial_block_reuse: 0,
             queue_order: QueueOrder::Fcfs,
             max_passes: 16,
             preempt_lower_ranks: false,
@@ -177,6 +181,7 @@ impl SchedulerConfig {
             pin_quota: self.pin_quota,
             max_events: self.max_kv_events,
             tells_other_scopes: self.report_other_scopes,
+            partial_reuse: self.partial_block_reuse,
         }
     }
 
@@ -202,7 +207,7 @@ impl SchedulerConfig {
     }
 
     /// How many numbers [`numbers`](Self::numbers) gives.
-    pub const NUM_NUMBERS: usize = 25;
+    pub const NUM_NUMBERS: usize = 26;
 
     /// All options but the reals and the groups as numbers, for a recording.
     pub(crate) fn numbers(&self) -> [u64; Self::NUM_NUMBERS] {
@@ -233,6 +238,7 @@ impl SchedulerConfig {
             self.max_steps_in_flight as u64,
             self.num_state_slots as u64,
             self.checkpoint_every as u64,
+            self.partial_block_reuse as u64,
         ]
     }
 
@@ -281,6 +287,7 @@ impl SchedulerConfig {
             max_steps_in_flight: size(22),
             num_state_slots: size(23),
             checkpoint_every: size(24),
+            partial_block_reuse: size(25),
         })
     }
 
@@ -308,6 +315,7 @@ impl SchedulerConfig {
         within("max_queued_tokens", self.max_queued_tokens, 1, usize::MAX)?;
         within("max_queued_requests", self.max_queued_requests, 1, 1 << 30)?;
         within("max_kv_events", self.max_kv_events, 0, 1 << 24)?;
+        within("partial_block_reuse", self.partial_block_reuse, 0, self.block_size - 1)?;
         within("max_pinned_blocks", self.pin_quota.blocks, 0, self.num_blocks.saturating_sub(2))?;
         self.validate_states()?;
         if !(0.0..=1.0).contains(&self.tenant_cache_share) {

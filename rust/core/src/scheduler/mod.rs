@@ -17,6 +17,7 @@ mod config;
 mod failure;
 mod in_flight;
 mod pages;
+mod partial;
 mod pause;
 mod plan;
 mod ranks;

@@ -198,7 +198,7 @@ impl Scheduler {
                 if step.num_tokens < self.config.max_num_batched_tokens && self.admit(step, index)? {
                     self.queue_changed = true;
                     self.pass_waiting(index);
-                    let num_tokens = self.chunk_for(step, &self.sequences[index]);
+                    let num_tokens = self.chunk_for(step, &self.sequences[index]).min(self.slots_left(index));
                     self.schedule_prefill(step, index, num_tokens);
                 } else if self.must_not_be_passed() {
                     break;

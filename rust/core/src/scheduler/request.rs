@@ -55,6 +55,8 @@ pub struct RequestSummary {
     pub prompt_tokens: usize,
     /// Tokens of the prompt that were found in the cache when it started.
     pub cached_tokens: usize,
+    /// Those of them that were copied from the beginning of a block.
+    pub partial_hit_tokens: usize,
     /// Full blocks of the prompt that were not found when it started, by the reason.
     pub misses: MissCounts,
     /// Tokens that were sampled, over all samples.
@@ -110,6 +112,7 @@ impl Request {
             request,
             prompt_tokens: submission.prompt.len(),
             cached_tokens: 0,
+            partial_hit_tokens: 0,
             misses: MissCounts::default(),
             output_tokens: 0,
             preemptions: 0,

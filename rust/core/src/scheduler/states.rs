@@ -63,6 +63,7 @@ impl SchedulerConfig {
                 "a state cannot be cut back to before a draft",
             ),
             ("max_pinned_blocks", self.pin_quota.blocks, "checkpoints are not pinned"),
+            ("partial_block_reuse", self.partial_block_reuse, "there is no state inside a block"),
         ] {
             if value > 0 {
                 return Err(Error::config(field, value, format!("0 with num_state_slots: {why}")));

@@ -17,6 +17,7 @@ pub(super) struct Totals {
     pub(super) swapped_in_blocks: u64,
     pub(super) queried_tokens: u64,
     pub(super) hit_tokens: u64,
+    pub(super) partial_hit_tokens: u64,
     pub(super) misses: MissCounts,
     pub(super) draft_tokens: u64,
     pub(super) accepted_draft_tokens: u64,
@@ -73,6 +74,8 @@ pub struct SchedulerStats {
     pub queried_tokens: u64,
     /// Those of them that were found.
     pub hit_tokens: u64,
+    /// Those of the found ones that were copied from the beginning of a block.
+    pub partial_hit_tokens: u64,
     /// Draft tokens that were computed.
     pub draft_tokens: u64,
     /// Those of them that were accepted.
@@ -116,6 +119,7 @@ impl Scheduler {
             host_blocks_free: self.host.as_ref().map_or(0, BlockPool::num_free),
             queried_tokens: self.totals.queried_tokens,
             hit_tokens: self.totals.hit_tokens,
+            partial_hit_tokens: self.totals.partial_hit_tokens,
             draft_tokens: self.totals.draft_tokens,
             accepted_draft_tokens: self.totals.accepted_draft_tokens,
             misses: self.totals.misses,

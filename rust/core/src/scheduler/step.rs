@@ -1,6 +1,7 @@
 //! One step: what a plan decided.
 
 use super::sequence::{SeqIndex, Swapped};
+use crate::groups::Tables;
 use crate::prefix::Announced;
 use crate::states::StateCopy;
 use crate::table::BlockCopy;
@@ -82,6 +83,8 @@ pub(super) struct Step {
     pub(super) copied_for: Vec<SeqIndex>,
     pub(super) state_restores: Vec<StateCopy>,
     pub(super) state_saves: Vec<StateCopy>,
+    /// Cached blocks that copies read: they stay what they are until the copies were made.
+    pub(super) sources: Tables,
     pub(super) placed: Vec<Placed>,
     pub(super) announced: Vec<Filled>,
     pub(super) num_tokens: usize,
@@ -98,6 +101,7 @@ impl Step {
         self.copied_for.clear();
         self.state_restores.clear();
         self.state_saves.clear();
+        self.sources.clear();
         self.placed.clear();
         self.announced.clear();
         (self.id, self.num_tokens, self.num_samples) = (id, 0, 0);
