@@ -3,7 +3,6 @@
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from importlib.util import find_spec
-from pathlib import Path
 
 import anyio
 import structlog
@@ -16,6 +15,7 @@ from pykv.extras import needs_extra
 from pykv.service.access import Gate
 from pykv.service.calls import Calls, guarded
 from pykv.service.engine_service import EngineService
+from pykv.service.files import check_writable, write_whole
 from pykv.service.health import HealthState, watch_engine
 from pykv.service.kv_events import EventFeed
 from pykv.service.listening import address_of, bind
@@ -46,9 +46,14 @@ class Daemon:
     Args:
         options: what to serve, and how.
         load: loads the model.
+
+    Raises:
+        ConfigError: a file that the options name cannot be used.
     """
 
     def __init__(self, options: ServeOptions, load: Loader) -> None:
+        if options.ready_path is not None:
+            check_writable(options.ready_path, "ready_file")
         self._options = options
         self._load = load
         self._calls = Calls()
@@ -188,7 +193,7 @@ class Daemon:
             ),
         )
         if self._options.ready_path is not None:
-            _write_whole(self._options.ready_path, f"{self._address}\n")
+            write_whole(self._options.ready_path, f"{self._address}\n", "ready_file")
         print(f"pykv-serve ready on {self._address}", flush=True)
         self._ready.set()
 
@@ -247,10 +252,3 @@ def _limits(options: ServeOptions) -> TransportLimits:
 
 def _log_progress(step: str) -> None:
     log.info("loading model", step=step)
-
-
-def _write_whole(path: Path, text: str) -> None:
-    """Whoever finds the file finds all of it."""
-    part = path.with_name(f"{path.name}.part")
-    part.write_text(text)
-    part.replace(path)
