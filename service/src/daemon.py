@@ -25,7 +25,7 @@ from pykv.service.protocol.engine_pb2 import DESCRIPTOR
 from pykv.service.reload import Credentials
 from pykv.service.servable import DescribedService
 from pykv.service.served import ModelDescription, ServedModel
-from pykv.service.shutdown import Shutdown
+from pykv.service.shutdown import Shutdown, end_calls
 from pykv.service.threads import run_in_daemon_thread
 from pykv.service.tracing import tracing_to
 from pykv.service.transport import CallServer, TransportLimits
@@ -132,7 +132,7 @@ class Daemon:
         served = await self._load_unless_ended()
         if served is None:
             return
-        async with served.engine, anyio.create_task_group() as tasks:
+        async with served.engine, self._calls_ended_first(), anyio.create_task_group() as tasks:
             self._credentials.shares.serve(served.engine.set_cache_share)
             self._feed.serve(served.engine)
             self._engine_service.serve(served)
@@ -146,6 +146,15 @@ class Daemon:
             self._feed.close()  # who subscribes would not end by itself
             await self._shutdown.drain(self._server, self._calls, self._health, self._options.drain_timeout)
             tasks.cancel_scope.cancel()
+
+    @asynccontextmanager
+    async def _calls_ended_first(self) -> AsyncIterator[None]:
+        """Ends the calls before the engine is closed, whatever brings the daemon down."""
+        try:
+            yield
+        finally:
+            self._health.set_ending()
+            await end_calls(self._calls)
 
     async def _start_publishing(self, tasks: TaskGroup, block_size: int) -> None:
         """Publishes KV events over ZeroMQ, where that was asked for."""

@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 import zmq
 import zmq.asyncio
+from grpclib.exceptions import GRPCError
+from h2.exceptions import StreamClosedError
 from smg_grpc_proto import vllm_engine_pb2 as vllm
 from smg_grpc_proto.generated import common_pb2 as common
 
@@ -259,6 +261,68 @@ async def test_without_events_and_for_others_than_operators_there_is_no_stream(s
     async with Client(daemon.address, token="acme") as client:
         with pytest.raises(ServiceError, match="PERMISSION_DENIED"):
             await anext(client.kv_events())
+
+
+@pytest.mark.parametrize("protocol", ["pykv.v1", "gateway"])
+async def test_who_is_operator_no_more_or_revoked_loses_its_stream_at_the_reload(start, tmp_path, protocol):
+    digest = hashlib.sha256(b"acme").hexdigest()
+    acme = f'[tenants.acme]\ntoken_sha256 = ["{digest}"]\n'
+    other = f'[tenants.other]\ntoken_sha256 = ["{hashlib.sha256(b"other").hexdigest()}"]\noperator = true\n'
+    path = tmp_path / "tenants.toml"
+    path.write_text(f"{acme}operator = true\n{other}")
+    daemon = await start(tenants=str(path))
+    for first, content, status in ((10, acme, "PERMISSION_DENIED"), (100, "", "UNAUTHENTICATED")):
+        path.write_text(f"{acme}operator = true\n{other}")
+        await daemon.daemon.reload()
+        async with (
+            subscribed(daemon, protocol, "acme") as lost,
+            subscribed(daemon, protocol, "other") as kept,
+        ):
+            path.write_text(content + other)
+            await daemon.daemon.reload()
+            async with Client(daemon.address, token="other") as client:
+                assert [delta async for delta in client.generate(list(range(first, first + 40)), ONE)]
+            await kept()
+            with pytest.raises((ServiceError, GRPCError)) as end:
+                await lost()
+            found = end.value.status
+            assert getattr(found, "name", found) == status
+
+
+@asynccontextmanager
+async def subscribed(daemon, protocol, token):
+    """A subscription that has got its snapshot: what gives its next batch."""
+    if protocol == "pykv.v1":
+        async with Client(daemon.address, token=token) as client:
+            batches = client.kv_events()
+            await anext(batches)
+            yield lambda: anext(batches)
+            await batches.aclose()
+        return
+    host, port = daemon.address.split(":")
+    method = vllm.DESCRIPTOR.services_by_name["VllmEngine"].methods_by_name["SubscribeKvEvents"]
+    channel = PatientChannel(host, int(port))
+    stream = channel.request(
+        path_of(method),
+        cardinality_of(method),
+        common.SubscribeKvEventsRequest,
+        common.KvEventBatch,
+        metadata={"authorization": f"Bearer {token}"},
+    )
+    with suppress(GRPCError, StreamClosedError):  # the one that was ended
+        async with stream:
+            await stream.send_message(common.SubscribeKvEventsRequest(), end=True)
+            assert await stream.recv_message()
+
+            async def following_batch():
+                batch = await stream.recv_message()
+                if batch is None:
+                    await stream.recv_trailing_metadata()
+                return batch
+
+            yield following_batch
+            await stream.cancel()
+    channel.close()
 
 
 async def test_a_daemon_that_ends_waits_for_no_subscriber(start, collect):
