@@ -165,6 +165,7 @@ class Daemon:
             from pykv.service.kv_events.zmq_publisher import ZmqPublisher
         publisher = ZmqPublisher(self._feed, options.kv_events_zmq, options.kv_events_zmq_replay, block_size)
         await tasks.start(publisher.run)
+        self._collector.count_replays_refused(lambda: publisher.num_replays_refused)
         self._zmq_addresses = publisher.address, publisher.replay_address
         log.info("KV events published", address=publisher.address, replay_address=publisher.replay_address)
 

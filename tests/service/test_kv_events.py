@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import itertools
 import random
+import urllib.request
 from contextlib import asynccontextmanager, suppress
 
 import msgspec
@@ -493,6 +494,21 @@ async def test_a_zmq_subscriber_that_missed_batches_is_mended_by_a_replay(start)
             await replay(asking, known, 0)
     assert known.hashes == cached_hashes(daemon.engine)
     assert len(known.hashes) > 10
+
+
+async def test_messages_that_ask_for_no_replay_are_counted_and_logged_now_and_then(start, eventually, caplog):
+    daemon, known = await start(metrics_port=0, **LOOPBACK), ZmqKnown()
+    async with zmq_sockets(daemon) as (_, asking):
+        for place in range(300):
+            await asking.send_multipart([b""] * (place % 3 + 1))
+        await replay(asking, known, 0)  # still served
+
+    def scrape():
+        with urllib.request.urlopen(f"http://{daemon.daemon.metrics_address}/metrics") as answer:
+            return answer.read().decode()
+
+    assert "pykv:kv_event_replays_refused_total 300.0" in await asyncio.to_thread(scrape)
+    assert [record.getMessage() for record in caplog.records].count("KV event replay request refused") == 1
 
 
 async def test_a_zmq_subscriber_that_does_not_read_holds_nobody_up(start):
