@@ -92,6 +92,7 @@ class Calls:
         self._ended = anyio.Event()
         self._pace = Pace()
         self._by_status: Counter[str] = Counter()
+        self._refusal: BaseException | None = None
 
     def __len__(self) -> int:
         return len(self._calls)
@@ -104,6 +105,13 @@ class Calls:
         """Ends every call with the status of `error`."""
         for call in self._calls:
             call.end(error)
+
+    async def close(self, error: BaseException, wait_seconds: float) -> None:
+        """Ends every call with the status of `error`, and those that still begin, and waits a while for their ends."""
+        self._refusal = error
+        self.end_all(error)
+        with anyio.move_on_after(wait_seconds, shield=True):
+            await self.wait_idle()
 
     async def wait_idle(self) -> None:
         """Returns when no call is in flight."""
@@ -120,6 +128,8 @@ class Calls:
         self._calls.add(call)
         status = Status.CANCELLED
         try:
+            if self._refusal is not None:
+                raise self._refusal
             await call.run(method(stream))
         except Exception as error:
             cause = innermost(error)

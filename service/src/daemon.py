@@ -3,7 +3,6 @@
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from importlib.util import find_spec
-from pathlib import Path
 
 import anyio
 import structlog
@@ -16,6 +15,7 @@ from pykv.extras import needs_extra
 from pykv.service.access import Gate
 from pykv.service.calls import Calls, guarded
 from pykv.service.engine_service import EngineService
+from pykv.service.files import check_writable, write_whole
 from pykv.service.health import HealthState, watch_engine
 from pykv.service.kv_events import EventFeed
 from pykv.service.listening import address_of, bind
@@ -25,7 +25,7 @@ from pykv.service.protocol.engine_pb2 import DESCRIPTOR
 from pykv.service.reload import Credentials
 from pykv.service.servable import DescribedService
 from pykv.service.served import ModelDescription, ServedModel
-from pykv.service.shutdown import Shutdown
+from pykv.service.shutdown import Shutdown, end_calls
 from pykv.service.threads import run_in_daemon_thread
 from pykv.service.tracing import tracing_to
 from pykv.service.transport import CallServer, TransportLimits
@@ -46,9 +46,14 @@ class Daemon:
     Args:
         options: what to serve, and how.
         load: loads the model.
+
+    Raises:
+        ConfigError: a file that the options name cannot be used.
     """
 
     def __init__(self, options: ServeOptions, load: Loader) -> None:
+        if options.ready_path is not None:
+            check_writable(options.ready_path, "ready_file")
         self._options = options
         self._load = load
         self._calls = Calls()
@@ -127,7 +132,7 @@ class Daemon:
         served = await self._load_unless_ended()
         if served is None:
             return
-        async with served.engine, anyio.create_task_group() as tasks:
+        async with served.engine, self._calls_ended_first(), anyio.create_task_group() as tasks:
             self._credentials.shares.serve(served.engine.set_cache_share)
             self._feed.serve(served.engine)
             self._engine_service.serve(served)
@@ -142,6 +147,15 @@ class Daemon:
             await self._shutdown.drain(self._server, self._calls, self._health, self._options.drain_timeout)
             tasks.cancel_scope.cancel()
 
+    @asynccontextmanager
+    async def _calls_ended_first(self) -> AsyncIterator[None]:
+        """Ends the calls before the engine is closed, whatever brings the daemon down."""
+        try:
+            yield
+        finally:
+            self._health.set_ending()
+            await end_calls(self._calls)
+
     async def _start_publishing(self, tasks: TaskGroup, block_size: int) -> None:
         """Publishes KV events over ZeroMQ, where that was asked for."""
         options = self._options
@@ -151,6 +165,7 @@ class Daemon:
             from pykv.service.kv_events.zmq_publisher import ZmqPublisher
         publisher = ZmqPublisher(self._feed, options.kv_events_zmq, options.kv_events_zmq_replay, block_size)
         await tasks.start(publisher.run)
+        self._collector.count_replays_refused(lambda: publisher.num_replays_refused)
         self._zmq_addresses = publisher.address, publisher.replay_address
         log.info("KV events published", address=publisher.address, replay_address=publisher.replay_address)
 
@@ -188,7 +203,7 @@ class Daemon:
             ),
         )
         if self._options.ready_path is not None:
-            _write_whole(self._options.ready_path, f"{self._address}\n")
+            write_whole(self._options.ready_path, f"{self._address}\n", "ready_file")
         print(f"pykv-serve ready on {self._address}", flush=True)
         self._ready.set()
 
@@ -247,10 +262,3 @@ def _limits(options: ServeOptions) -> TransportLimits:
 
 def _log_progress(step: str) -> None:
     log.info("loading model", step=step)
-
-
-def _write_whole(path: Path, text: str) -> None:
-    """Whoever finds the file finds all of it."""
-    part = path.with_name(f"{path.name}.part")
-    part.write_text(text)
-    part.replace(path)

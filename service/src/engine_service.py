@@ -115,7 +115,7 @@ class EngineService:
     ) -> None:
         """Tells operators which blocks can be found, until they leave."""
         account = self._gate.operator_of(stream)
-        with account.call():
+        with account.call(needs_operator=True):
             request = await receive(stream)
             self.model()
             with self._feed.subscribe(request.next_sequence_number) as subscription:

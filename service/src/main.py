@@ -12,16 +12,19 @@ import anyio
 import pykv
 from pykv.errors import ConfigError, PykvError
 from pykv.service.daemon import LOAD_THREAD, Daemon, Loader
+from pykv.service.files import shortened
 from pykv.service.loading import load_model
 from pykv.service.logs import configure_logs
 from pykv.service.options import ServeOptions, read_options
+from pykv.service.reload import RELOAD_THREAD
 from pykv.service.status import innermost
 
 __all__ = ["main"]
 
 REFUSED = 2
-UNENDING = frozenset({LOAD_THREAD, "pykv-engine"})
-"""Threads that cannot be told to end: one that reads a model, and one whose step hangs."""
+UNENDING = frozenset({LOAD_THREAD, RELOAD_THREAD, "pykv-engine"})
+"""Threads that cannot be told to end: one that reads a model, or a mount that hangs, and one whose step hangs."""
+MOST_CHARACTERS = 2000
 
 
 def main(
@@ -77,5 +80,5 @@ def _end_now(code: int) -> None:
 
 def _refuse(error: BaseException) -> int:
     text = " ".join(str(error).split()) or type(error).__name__
-    print(f"pykv-serve: {text}", file=sys.stderr)
+    print(f"pykv-serve: {shortened(text, MOST_CHARACTERS)}", file=sys.stderr)
     return REFUSED

@@ -1,17 +1,25 @@
 """SIGHUP: the files of credentials are read again, while all calls go on."""
 
 import signal
+import ssl
+from collections.abc import Sequence
 
 import anyio
 import structlog
 from anyio.abc import TaskStatus
 
 from pykv.errors import ConfigError
-from pykv.service.access import CacheShares, Gate, read_tenants
+from pykv.service.access import CacheShares, Gate, Tenant, read_tenants
+from pykv.service.files import shortened
 from pykv.service.options import ServeOptions
+from pykv.service.threads import run_in_daemon_thread
 from pykv.service.transport import CallServer
 
-__all__ = ["Credentials"]
+__all__ = ["RELOAD_THREAD", "Credentials"]
+
+RELOAD_THREAD = "pykv-reload"
+READ_SECONDS = 10.0
+MOST_CHARACTERS = 500
 
 log = structlog.get_logger("pykv.service")
 
@@ -28,10 +36,9 @@ class Credentials:
 
     def __init__(self, options: ServeOptions) -> None:
         self._options = options
-        tenants = () if options.tenants_path is None else read_tenants(options.tenants_path)
-        self.gate = Gate(tenants)
-        self.shares = CacheShares(tenants, options.tenant_cache_share)
-        self.tls = None if options.tls_files is None else options.tls_files.context()
+        tenants, self.tls = self._read()
+        self.gate = Gate(tenants or ())
+        self.shares = CacheShares(tenants or (), options.tenant_cache_share)
 
     async def watch(
         self, server: CallServer, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED
@@ -43,17 +50,29 @@ class Credentials:
                 await self.reload(server)
 
     async def reload(self, server: CallServer) -> None:
-        """Reads the files again; where one is not as it must be, all stays as it was and the log says so."""
-        options = self._options
+        """Reads the files again; where one is not as it must be, all stays as it was and the log says so.
+
+        They are read on a thread: a mount that hangs holds nobody up, and is given up after READ_SECONDS. No error
+        gets out of here, since it would end the daemon.
+        """
         try:
-            tenants = None if options.tenants_path is None else read_tenants(options.tenants_path)
-            tls = None if options.tls_files is None else options.tls_files.context()
+            with anyio.fail_after(READ_SECONDS):
+                tenants, tls = await run_in_daemon_thread(self._read, RELOAD_THREAD)
+            if tls is not None:
+                await server.renew(tls)
+            if tenants is not None:
+                self.gate.change(tenants)
+                self.shares.change(tenants)
+        except TimeoutError:
+            log.error("reload refused", error=f"the files could not be read within {READ_SECONDS:g} s")
         except ConfigError as error:
-            log.error("reload refused", error=str(error))
-            return
-        if tenants is not None:
-            self.gate.change(tenants)
-            self.shares.change(tenants)
-        if tls is not None:
-            await server.renew(tls)
-        log.info("reloaded", tenants=0 if tenants is None else len(tenants), tls=tls is not None)
+            log.error("reload refused", error=shortened(str(error), MOST_CHARACTERS))
+        except Exception as error:
+            log.error("reload refused", error=shortened(repr(error), MOST_CHARACTERS), exc_info=True)
+        else:
+            log.info("reloaded", tenants=0 if tenants is None else len(tenants), tls=tls is not None)
+
+    def _read(self) -> tuple[Sequence[Tenant] | None, ssl.SSLContext | None]:
+        options = self._options
+        tenants = None if options.tenants_path is None else read_tenants(options.tenants_path)
+        return tenants, None if options.tls_files is None else options.tls_files.context()

@@ -11,12 +11,17 @@ from pykv.service.errors import ShuttingDownError
 from pykv.service.health import HealthState
 from pykv.service.transport import CallServer
 
-__all__ = ["Shutdown"]
+__all__ = ["Shutdown", "end_calls"]
 
 GOAWAY_SECONDS = 0.1
 END_SECONDS = 2.0
 
 log = structlog.get_logger("pykv.service")
+
+
+async def end_calls(calls: Calls) -> None:
+    """Ends what still runs with UNAVAILABLE; an engine that is closed would end it as if it were aborted."""
+    await calls.close(ShuttingDownError("the daemon is shutting down"), END_SECONDS)
 
 
 class Shutdown:
@@ -55,9 +60,7 @@ class Shutdown:
         self._patience.deadline = anyio.current_time() + grace_seconds
         with self._patience:
             await calls.wait_idle()
-        calls.end_all(ShuttingDownError("the daemon is shutting down"))
-        with anyio.move_on_after(END_SECONDS):
-            await calls.wait_idle()
+        await end_calls(calls)
         await server.end()
 
     async def _say_goodbye(self, server: CallServer, wait_seconds: float) -> None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pykv.errors import ConfigError
+from pykv.service.files import check_regular
 
 __all__ = ["TlsFiles"]
 
@@ -35,7 +36,9 @@ class TlsFiles:
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.set_alpn_protocols(["h2"])
         try:
-            context.load_cert_chain(_readable(self.certificate), _readable(self.key), _no_passphrase)
+            context.load_cert_chain(
+                _readable(self.certificate, "tls_cert"), _readable(self.key, "tls_key"), _no_passphrase
+            )
         except (ssl.SSLError, ValueError) as error:
             reason = getattr(error, "reason", None) or str(error)
             allowed = "a PEM certificate and its key, without a passphrase"
@@ -47,7 +50,7 @@ class TlsFiles:
 
     def _ask_clients(self, context: ssl.SSLContext, authorities: Path) -> None:
         try:
-            context.load_verify_locations(_readable(authorities))
+            context.load_verify_locations(_readable(authorities, "tls_client_ca"))
         except ssl.SSLError as error:
             message = f"tls_client_ca {authorities} cannot be used: {error.reason}"
             raise ConfigError(f"{message}; allowed: PEM certificates") from None
@@ -55,12 +58,9 @@ class TlsFiles:
         context.verify_mode = ssl.CERT_REQUIRED if required else ssl.CERT_OPTIONAL
 
 
-def _readable(path: Path) -> Path:
-    """The path, if it can be opened: ssl's own errors do not name the file."""
-    try:
-        path.open("rb").close()
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
+def _readable(path: Path, name: str) -> Path:
+    """The path, if it can be read: ssl would wait for a pipe, and its own errors do not name the file."""
+    check_regular(path, name)
     return path
 
 

@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import itertools
 import random
+import urllib.request
 from contextlib import asynccontextmanager, suppress
 
 import msgspec
@@ -11,6 +12,8 @@ import numpy as np
 import pytest
 import zmq
 import zmq.asyncio
+from grpclib.exceptions import GRPCError
+from h2.exceptions import StreamClosedError
 from smg_grpc_proto import vllm_engine_pb2 as vllm
 from smg_grpc_proto.generated import common_pb2 as common
 
@@ -261,6 +264,68 @@ async def test_without_events_and_for_others_than_operators_there_is_no_stream(s
             await anext(client.kv_events())
 
 
+@pytest.mark.parametrize("protocol", ["pykv.v1", "gateway"])
+async def test_who_is_operator_no_more_or_revoked_loses_its_stream_at_the_reload(start, tmp_path, protocol):
+    digest = hashlib.sha256(b"acme").hexdigest()
+    acme = f'[tenants.acme]\ntoken_sha256 = ["{digest}"]\n'
+    other = f'[tenants.other]\ntoken_sha256 = ["{hashlib.sha256(b"other").hexdigest()}"]\noperator = true\n'
+    path = tmp_path / "tenants.toml"
+    path.write_text(f"{acme}operator = true\n{other}")
+    daemon = await start(tenants=str(path))
+    for first, content, status in ((10, acme, "PERMISSION_DENIED"), (100, "", "UNAUTHENTICATED")):
+        path.write_text(f"{acme}operator = true\n{other}")
+        await daemon.daemon.reload()
+        async with (
+            subscribed(daemon, protocol, "acme") as lost,
+            subscribed(daemon, protocol, "other") as kept,
+        ):
+            path.write_text(content + other)
+            await daemon.daemon.reload()
+            async with Client(daemon.address, token="other") as client:
+                assert [delta async for delta in client.generate(list(range(first, first + 40)), ONE)]
+            await kept()
+            with pytest.raises((ServiceError, GRPCError)) as end:
+                await lost()
+            found = end.value.status
+            assert getattr(found, "name", found) == status
+
+
+@asynccontextmanager
+async def subscribed(daemon, protocol, token):
+    """A subscription that has got its snapshot: what gives its next batch."""
+    if protocol == "pykv.v1":
+        async with Client(daemon.address, token=token) as client:
+            batches = client.kv_events()
+            await anext(batches)
+            yield lambda: anext(batches)
+            await batches.aclose()
+        return
+    host, port = daemon.address.split(":")
+    method = vllm.DESCRIPTOR.services_by_name["VllmEngine"].methods_by_name["SubscribeKvEvents"]
+    channel = PatientChannel(host, int(port))
+    stream = channel.request(
+        path_of(method),
+        cardinality_of(method),
+        common.SubscribeKvEventsRequest,
+        common.KvEventBatch,
+        metadata={"authorization": f"Bearer {token}"},
+    )
+    with suppress(GRPCError, StreamClosedError):  # the one that was ended
+        async with stream:
+            await stream.send_message(common.SubscribeKvEventsRequest(), end=True)
+            assert await stream.recv_message()
+
+            async def following_batch():
+                batch = await stream.recv_message()
+                if batch is None:
+                    await stream.recv_trailing_metadata()
+                return batch
+
+            yield following_batch
+            await stream.cancel()
+    channel.close()
+
+
 async def test_a_daemon_that_ends_waits_for_no_subscriber(start, collect):
     daemon = await start(drain_timeout=600.0)
     async with Client(daemon.address) as client:
@@ -429,6 +494,21 @@ async def test_a_zmq_subscriber_that_missed_batches_is_mended_by_a_replay(start)
             await replay(asking, known, 0)
     assert known.hashes == cached_hashes(daemon.engine)
     assert len(known.hashes) > 10
+
+
+async def test_messages_that_ask_for_no_replay_are_counted_and_logged_now_and_then(start, eventually, caplog):
+    daemon, known = await start(metrics_port=0, **LOOPBACK), ZmqKnown()
+    async with zmq_sockets(daemon) as (_, asking):
+        for place in range(300):
+            await asking.send_multipart([b""] * (place % 3 + 1))
+        await replay(asking, known, 0)  # still served
+
+    def scrape():
+        with urllib.request.urlopen(f"http://{daemon.daemon.metrics_address}/metrics") as answer:
+            return answer.read().decode()
+
+    assert "pykv:kv_event_replays_refused_total 300.0" in await asyncio.to_thread(scrape)
+    assert [record.getMessage() for record in caplog.records].count("KV event replay request refused") == 1
 
 
 async def test_a_zmq_subscriber_that_does_not_read_holds_nobody_up(start):

@@ -72,6 +72,26 @@ def test_bad_options_end_with_code_2_and_one_line(refused, arguments, words):
     assert all(word in error for word in words)
 
 
+def test_a_bad_config_file_ends_with_code_2_and_one_line(refused, tmp_path):
+    path = tmp_path / "pykv.toml"
+    for content in ("port = " + "1" * 5000, "port = " + "[" * 100_000, "port = 0x" + "1" * 5000):
+        path.write_text(content)
+        error = refused("--config", str(path))
+        assert error.startswith("pykv-serve: ")
+        assert error.count("\n") == 1
+    os.mkfifo(tmp_path / "pipe")
+    assert "no regular file" in refused("--config", str(tmp_path / "pipe"))
+    assert len(refused("--port", "9" * 100_000)) < 500
+
+
+@pytest.mark.parametrize("place", ["nowhere/ready", "."])
+def test_a_ready_file_that_cannot_be_written_is_refused_before_the_model_is_read(refused, tmp_path, place):
+    error = refused("--port", "0", "--model", "nowhere", "--ready-file", str(tmp_path / place))
+    assert error.startswith(f"pykv-serve: ready_file {tmp_path / place} cannot be written")
+    assert error.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize(
     ("model", "word"), [("nowhere", "in two places"), ("too large", "1 TiB"), ("no room", "more blocks")]
 )

@@ -175,12 +175,20 @@ def test_an_unknown_variable_is_refused_by_name():
         ("block_size = true", ["block_size", "True"]),
         ("model = 7", ["model", "7"]),
         ("block_size =", ["no TOML"]),
+        ("block_size = " + "1" * 5000, ["no TOML"]),
+        ("block_size = 0x" + "1" * 5000, ["block_size", "a huge int"]),
+        ("block_size = " + "[" * 100_000, ["nested too deeply"]),
+        ("kv_memory" + ".a" * 20_000 + " = 1", ["kv_memory", "a huge dict"]),
+        ("kv_scales = 5", ["kv_scales", "5"]),
+        ("model = '" + "x" * 100_000 + "'\nblock_size = '" + "x" * 100_000 + "'", ["block_size", "xxx..."]),
+        ("#" * 2**20 + " a remark", ["too large"]),
     ],
 )
 def test_a_bad_file_is_refused_by_key(tmp_path, file, words):
     with pytest.raises(ConfigError) as refusal:
         read(file=file, tmp_path=tmp_path)
     assert all(word in str(refusal.value) for word in [*words, "pykv.toml"])
+    assert len(str(refusal.value)) < 2000
 
 
 def test_flags_are_given_and_taken_back(tmp_path):

@@ -10,7 +10,9 @@ import pytest
 
 from pykv.client import Client, ServiceError
 from pykv.sampling import SamplingParams
+from pykv.service import daemon as daemon_module
 from pykv.service.protocol import engine_pb2 as pb
+from pykv.service.status import innermost
 
 pytestmark = pytest.mark.asyncio
 
@@ -49,6 +51,30 @@ async def test_calls_that_outlive_the_grace_end_with_unavailable(start_daemon):
         assert failure.value.status == "UNAVAILABLE"
         await stopping
         assert daemon.engine.aborted
+
+
+async def test_when_a_part_of_the_daemon_fails_calls_end_with_unavailable_and_not_as_if_aborted(
+    start_daemon, make_real_engine, monkeypatch
+):
+    failing = asyncio.Event()
+
+    async def fail(*_):
+        await failing.wait()
+        raise ZeroDivisionError("a bug")
+
+    monkeypatch.setattr(daemon_module, "watch_engine", fail)
+    daemon = await start_daemon(make_real_engine())
+    async with Client(daemon.address) as client:
+        stream = client.generate([5], SamplingParams(max_tokens=400, ignore_eos=True))
+        await anext(stream)
+        failing.set()
+        with pytest.raises(ServiceError, match="shutting down") as failure:
+            [delta async for delta in stream]
+        assert failure.value.status == "UNAVAILABLE"
+    with pytest.raises(ExceptionGroup) as raised:
+        await daemon.task
+    assert isinstance(innermost(raised.value), ZeroDivisionError)
+    daemon.task = asyncio.create_task(asyncio.sleep(0))  # nothing is left to stop
 
 
 async def test_a_second_request_hurries_the_end(start_daemon):

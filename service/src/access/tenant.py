@@ -2,13 +2,13 @@
 
 import re
 import struct
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from pykv.errors import ConfigError
+from pykv.service.files import read_toml, shortened, shown
 
 __all__ = ["ANYONE", "Tenant", "read_tenants"]
 
@@ -59,7 +59,9 @@ class Tenant:
 
     def __post_init__(self) -> None:
         if not NAME.fullmatch(self.name):
-            raise ConfigError(f"tenant {self.name!r}: allowed are names of 1 to 64 letters, digits and '._-'")
+            raise ConfigError(
+                f"tenant {shown(self.name)}: allowed are names of 1 to 64 letters, digits and '._-'"
+            )
         self._check_credentials()
         if not isinstance(self.scope, str) or len(self.scope.encode()) > 256:
             self._refuse("scope", "a text of up to 256 bytes")
@@ -110,7 +112,8 @@ class Tenant:
                 raise ConfigError(f"{where} is no digest; allowed: 64 digits of lower-case hex")
 
     def _refuse(self, field: str, allowed: str) -> None:
-        raise ConfigError(f"{field} of tenant {self.name} is {getattr(self, field)!r}; allowed: {allowed}")
+        value = shown(getattr(self, field))
+        raise ConfigError(f"{field} of tenant {self.name} is {value}; allowed: {allowed}")
 
 
 ANYONE = Tenant(name="anyone", operator=True)
@@ -131,15 +134,10 @@ def read_tenants(path: Path) -> tuple[Tenant, ...]:
 
 
 def _tables(path: Path) -> Mapping[str, Any]:
-    try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"tenants {path} cannot be read: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"tenants {path} is no TOML: {error}") from None
+    content = read_toml(path, "tenants")
     unknown = sorted(set(content) - {"tenants"})
     if unknown:
-        raise ConfigError(f"{unknown[0]} in {path} is not known; allowed: tables [tenants.NAME]")
+        raise ConfigError(f"{shortened(unknown[0])} in {path} is not known; allowed: tables [tenants.NAME]")
     tables = content.get("tenants")
     if not isinstance(tables, dict) or not tables:
         raise ConfigError(f"tenants {path} has no table [tenants.NAME]; allowed: one or more")
@@ -149,10 +147,11 @@ def _tables(path: Path) -> Mapping[str, Any]:
 def _tenant(name: str, table: Any) -> Tenant:
     known = {entry.name for entry in fields(Tenant)} - {"name"}
     if not isinstance(table, dict):
-        raise ConfigError(f"tenant {name} is no table; allowed: [tenants.{name}]")
+        raise ConfigError(f"tenant {shortened(name)} is no table; allowed: [tenants.NAME]")
     unknown = sorted(set(table) - known)
     if unknown:
-        raise ConfigError(f"{unknown[0]} of tenant {name} is not known; known: {', '.join(sorted(known))}")
+        where = f"{shortened(unknown[0])} of tenant {shortened(name)}"
+        raise ConfigError(f"{where} is not known; known: {', '.join(sorted(known))}")
     values: dict[str, Any] = {
         key: tuple(value) if isinstance(value, list) else value for key, value in table.items()
     }

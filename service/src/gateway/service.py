@@ -182,7 +182,7 @@ class GatewayService:
     async def SubscribeKvEvents(self, stream: AnyStream) -> None:  # noqa: N802
         """Tells operators which blocks can be found; without events the gateway routes by what it sent where."""
         account = self._gate.operator_of(stream)
-        with account.call():
+        with account.call(needs_operator=True):
             request = await receive(stream)
             block_size = self._engine_service.model().description.block_size
             with self._feed.subscribe(request.start_sequence_number) as subscription:

@@ -12,10 +12,12 @@ what can be found, and an end mark (number -1, no batch).
 
 from __future__ import annotations
 
+import time
 from typing import Any, Self
 
 import anyio
 import anyio.abc
+import anyio.lowlevel
 import msgspec
 import structlog
 import zmq
@@ -33,6 +35,8 @@ MEDIUM = "GPU"
 END_OF_REPLAY = (-1).to_bytes(8, "big", signed=True)
 MOST_PENDING_BATCHES = 100_000
 REPLAY_SECONDS = 5.0
+SECONDS_A_LINE = 10.0
+"""Of the log about requests that are none."""
 
 log = structlog.get_logger("pykv.service")
 
@@ -55,6 +59,8 @@ class ZmqPublisher:
         self._block_size = block_size
         self._encoder = msgspec.msgpack.Encoder()
         self._context = zmq.asyncio.Context()
+        self._num_refused = 0
+        self._next_line = 0.0
         self._sockets: list[zmq.Socket[Any]] = []
         try:
             self._publishing = self._bound(zmq.PUB, "kv_events_zmq", address)
@@ -76,6 +82,11 @@ class ZmqPublisher:
     def replay_address(self) -> str:
         """Where it answers who missed batches; empty if nowhere."""
         return "" if self._replaying is None else _endpoint(self._replaying)
+
+    @property
+    def num_replays_refused(self) -> int:
+        """Messages to the replay address that were no requests."""
+        return self._num_refused
 
     async def run(self, *, task_status: anyio.abc.TaskStatus[Self] = anyio.TASK_STATUS_IGNORED) -> None:
         """Publishes until it is cancelled, the feed is closed, or the engine is broken."""
@@ -102,7 +113,8 @@ class ZmqPublisher:
         while True:
             frames = await socket.recv_multipart()
             if len(frames) != 3 or len(frames[2]) != 8:
-                log.warning("KV event replay request refused", num_frames=len(frames))
+                self._refuse(len(frames))
+                await anyio.lowlevel.checkpoint()  # whoever floods the socket must not hold the others up
                 continue
             try:
                 snapshot = await self._feed.snapshot()
@@ -116,6 +128,15 @@ class ZmqPublisher:
                         await socket.send_multipart((frames[0], b"", *reply))
             except (TimeoutError, zmq.ZMQError) as error:
                 log.warning("KV event replay left", error=str(error))
+
+    def _refuse(self, num_frames: int) -> None:
+        """Counts what is no request; the log tells of it now and then."""
+        self._num_refused += 1
+        if time.monotonic() >= self._next_line:
+            self._next_line = time.monotonic() + SECONDS_A_LINE
+            log.warning(
+                "KV event replay request refused", num_frames=num_frames, num_refused=self._num_refused
+            )
 
     def _encoded(self, batch: Batch) -> bytes:
         runs: list[Run] = list(runs_of(batch.events))

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -36,11 +36,16 @@ class DaemonCollector(Collector):
         self._prefixes = PREFIXES[aliases]
         self._server = server
         self._served: ServedModel | None = None
+        self._num_replays_refused: Callable[[], int] | None = None
         self._asking = threading.Lock()
 
     def serve(self, served: ServedModel) -> None:
         """Counts this engine from now on."""
         self._served = served
+
+    def count_replays_refused(self, count: Callable[[], int]) -> None:
+        """KV events are published: requests for a replay that were none are counted from now on."""
+        self._num_replays_refused = count
 
     def describe(self) -> list[Metric]:
         """Nothing: what there is, is known when it is asked for."""
@@ -84,6 +89,12 @@ class DaemonCollector(Collector):
         for status, count in self._calls.ended_by_status().items():
             ended.add_metric([status], count)
         yield ended
+        if self._num_replays_refused is not None:
+            replays = CounterMetricFamily(
+                "pykv:kv_event_replays_refused", "Messages to --kv-events-zmq-replay that were no requests."
+            )
+            replays.add_metric([], self._num_replays_refused())
+            yield replays
         tenants = GaugeMetricFamily(
             "pykv:tenant_calls_in_flight", "Requests of a tenant that have not ended.", labels=["tenant"]
         )

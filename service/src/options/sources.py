@@ -1,13 +1,13 @@
 """Reads options from the command line, the environment and a TOML file; the first that gives a value wins."""
 
 import argparse
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import Field, fields
 from pathlib import Path
 from typing import Any, NoReturn
 
 from pykv.errors import ConfigError
+from pykv.service.files import read_toml, shortened, shown
 from pykv.service.options.kinds import FLAG
 from pykv.service.options.service_links import is_service_link
 from pykv.service.options.table import ALTERNATIVES, ServeOptions, group_of, help_of, kind_of
@@ -53,10 +53,10 @@ def _read(name: str, value: Any, shown_name: str) -> Any:
     kind = kind_of(OPTIONS[name])
     try:
         read = kind.read(value)
-    except (ValueError, OverflowError):
+    except (ValueError, TypeError, OverflowError, RecursionError):
         read = None
     if read is None:
-        raise ConfigError(f"{shown_name} is {value!r}; allowed: {kind.allowed}")
+        raise ConfigError(f"{shown_name} is {shown(value)}; allowed: {kind.allowed}")
     return read
 
 
@@ -69,33 +69,28 @@ def _environment_values(environment: Mapping[str, str]) -> Values:
         if variable in known:
             values[known[variable]] = _read(known[variable], value, variable)
         elif variable.startswith(PREFIX) and variable not in {CONFIG_VARIABLE, *OTHER_VARIABLES}:
-            raise ConfigError(f"{variable} is no variable of pykv-serve; known: {', '.join(sorted(known))}")
+            raise ConfigError(
+                f"{shortened(variable)} is no variable of pykv-serve; known: {', '.join(sorted(known))}"
+            )
     return values
 
 
 def _file_values(path: Path) -> Values:
     values = {}
-    for name, value in _parse_file(path).items():
+    for name, value in read_toml(path, "config").items():
         if name not in OPTIONS:
-            raise ConfigError(f"{name} in {path} is no option; known: {', '.join(sorted(OPTIONS))}")
+            raise ConfigError(
+                f"{shortened(name)} in {path} is no option; known: {', '.join(sorted(OPTIONS))}"
+            )
         values[name] = _read(name, value, f"{name} in {path}")
     return values
-
-
-def _parse_file(path: Path) -> Values:
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"config {path} cannot be read: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"config {path} is no TOML: {error}") from error
 
 
 class _Parser(argparse.ArgumentParser):
     """Raises instead of printing its usage."""
 
     def error(self, message: str) -> NoReturn:
-        raise ConfigError(f"{message}; see pykv-serve --help")
+        raise ConfigError(f"{shortened(message, 300)}; see pykv-serve --help")
 
 
 def _parser(version: str) -> argparse.ArgumentParser:
