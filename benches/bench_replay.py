@@ -1,7 +1,8 @@
 """How fast is a replay, and how much memory does it take for a block?
 
-Measured through the Python face, reading the file included, medians. The traces are public and not part of this
-project: the folder that holds them is an option, and without it nothing is measured. `toolagent` is the first 1,000
+Measured through the Python face, reading the file included, medians. `example_agents` is of
+this project; the other traces are public and not part of it: the folder that holds them is an option, and without it
+the example alone is measured. `toolagent` is the first 1,000
 requests of Mooncake's tool-and-agent trace, with Dynamo's mocker beside it where `ai-dynamo-runtime` is installed;
 `weka_mix150` has 2.2 million block references. Memory is what a process grows by from before the file is read to the
 end of a serial replay whose cache holds every block, divided by the different blocks. Left out: starting Python.
@@ -21,9 +22,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from pykv.simulator.replay import replay
 
+AGENTS = Path(__file__).parents[1] / "examples" / "traces" / "agents.jsonl"
 TOOLAGENT = "mooncake_toolagent_first1000.jsonl.gz"
 WEKA = "weka_mix150_b512.jsonl.gz"
 
@@ -146,7 +149,23 @@ def peak_bytes() -> int:
     return int(line.split()[1]) * 1024
 
 
-CASES = {
+def example_agents(_: Path | None) -> list[Result]:
+    def serial() -> None:
+        assert replay(AGENTS, num_blocks=4000, serial=True).num_requests > 0
+
+    def timed() -> None:
+        assert replay(AGENTS, num_blocks=4000).timed is not None
+
+    return [
+        Result("example_agents", f"example_agents_{name}_ms", 1e3 * median_seconds(5, run), "ms", 5)
+        for name, run in (("serial", serial), ("timed", timed))
+    ]
+
+
+OWN_CASES = ("example_agents",)
+"""Of traces that are a part of this project."""
+CASES: dict[str, Callable[[Any], list[Result]]] = {
+    "example_agents": example_agents,
     "toolagent_1000": toolagent_1000,
     "toolagent_1000_timed": toolagent_1000_timed,
     "toolagent_1000_dynamo": toolagent_1000_dynamo,
@@ -162,17 +181,21 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
     parser.add_argument("--measure-memory", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.traces is None:
-        print("bench_replay: without --traces FOLDER nothing is measured", file=sys.stderr)
-        return 0
     if options.measure_memory:
         print(measure_memory(options.traces))
         return 0
     if unknown := set(options.cases) - set(CASES):
         parser.error(f"unknown case {', '.join(sorted(unknown))}: allowed are {', '.join(CASES)}")
-    if missing := [name for name in (TOOLAGENT, WEKA) if not (options.traces / name).is_file()]:
+    cases = options.cases or list(CASES)
+    if options.traces is None:
+        if public := [case for case in options.cases if case not in OWN_CASES]:
+            parser.error(f"{public[0]} needs --traces FOLDER, which holds {TOOLAGENT} and {WEKA}")
+        cases = [case for case in cases if case in OWN_CASES]
+        left_out = ", ".join(case for case in CASES if case not in cases)
+        print(f"bench_replay: without --traces FOLDER left out are {left_out}", file=sys.stderr)
+    elif missing := [name for name in (TOOLAGENT, WEKA) if not (options.traces / name).is_file()]:
         parser.error(f"{options.traces} holds no {missing[0]}")
-    for case in options.cases or CASES:
+    for case in cases:
         for result in CASES[case](options.traces):
             line = {"bench": "replay", **vars(result)}
             shown = f"{result.metric:34} {result.value:12.3f} {result.unit}"

@@ -9,6 +9,7 @@ from typing import Any
 from pykv.errors import UnsupportedModelError
 from pykv.layout import Config, KvLayer, Storage
 from pykv.models.layer_windows import layer_kinds, layer_window
+from pykv.models.unread_fields import NotSaidError, refuse_unread_kv
 
 __all__ = ["ConfigFields", "read_layers"]
 
@@ -53,10 +54,54 @@ class ConfigFields:
         """As `count`, for a field that the formula cannot do without."""
         value = self.count(*names)
         if value is None:
-            raise UnsupportedModelError(
-                f"check 'layout': the config has none of the fields {', '.join(names)}"
-            )
+            raise NotSaidError(f"check 'layout': the config has none of the fields {', '.join(names)}")
         return value
+
+    def flag(self, name: str) -> bool | None:
+        """A field that is true or false; None: it is missing.
+
+        Raises:
+            UnsupportedModelError: it is something else.
+        """
+        value = self._get(name)
+        if value is not None and not isinstance(value, bool):
+            raise UnsupportedModelError(f"check 'layout': {name} is {value!r}; allowed: true and false")
+        return value
+
+    def text(self, name: str) -> str | None:
+        """A field that is a text; None: it is missing.
+
+        Raises:
+            UnsupportedModelError: it is something else.
+        """
+        value = self._get(name)
+        if value is not None and not isinstance(value, str):
+            raise UnsupportedModelError(f"check 'layout': {name} is {value!r}; allowed: a text")
+        return value
+
+    def number(self, name: str) -> int:
+        """A whole number from 0 on; 0 where it is missing.
+
+        Raises:
+            UnsupportedModelError: it is something else.
+        """
+        value = self._get(name)
+        if value is None:
+            return 0
+        return _whole(name, value, 0)
+
+    def indices(self, name: str) -> list[int] | None:
+        """A list of layers, by their numbers; None: it is missing.
+
+        Raises:
+            UnsupportedModelError: it is something else.
+        """
+        value = self._get(name)
+        if value is None:
+            return None
+        if not isinstance(value, list | tuple):
+            raise UnsupportedModelError(f"check 'layout': {name} is {value!r}; allowed: a list of layers")
+        return [_whole(name, layer, 0) for layer in value]
 
 
 def read_layers(config: Config, storage: Storage) -> tuple[KvLayer, ...]:
@@ -66,7 +111,8 @@ def read_layers(config: Config, storage: Storage) -> tuple[KvLayer, ...]:
         UnsupportedModelError: see `KvLayout.from_config`.
     """
     fields = ConfigFields(config)
-    if fields.find("is_encoder_decoder"):
+    refuse_unread_kv(fields)
+    if fields.flag("is_encoder_decoder"):
         raise UnsupportedModelError("check 'layout': is_encoder_decoder is true; only decoders are supported")
     num_layers = fields.needed(*NUM_LAYERS)
     if num_layers > MOST_LAYERS:
@@ -92,7 +138,7 @@ class _Shape:
 
 def _shapes(fields: ConfigFields, storage: Storage, kinds: Sequence[str]) -> list[_Shape]:
     """The shape of each layer's keys and values."""
-    if fields.find("kv_lora_rank") and fields.find("qk_rope_head_dim"):
+    if fields.count("kv_lora_rank") is not None:
         return [_latent_shape(fields) if storage == "latent" else _expanded_shape(fields)] * len(kinds)
     return [_plain_shape(_of_layer(fields, index, kind), index) for index, kind in enumerate(kinds)]
 
@@ -122,6 +168,11 @@ def _head_dim_of_hidden(fields: ConfigFields, layer: int) -> int:
         raise UnsupportedModelError(
             f"check 'layout': {num_heads} heads share a hidden size of {hidden}; allowed: at least 1 element each"
         )
+    if hidden % num_heads:
+        raise UnsupportedModelError(
+            f"check 'layout': hidden_size is {hidden}, which {num_heads} heads do not share evenly; allowed: a "
+            "multiple of the heads, or head_dim given"
+        )
     return hidden // num_heads
 
 
@@ -134,14 +185,14 @@ def _num_heads(fields: ConfigFields, layer: int) -> int:
 
 def _num_kv_heads(fields: ConfigFields, layer: int) -> int:
     """Multi-query is one head, wherever a family says so; where nothing is said KV heads are the heads."""
-    if fields.find("multi_query_attention"):
+    if fields.flag("multi_query_attention"):
         return fields.needed("multi_query_group_num")
-    if fields.find("multi_query") and not fields.find("new_decoder_architecture"):
+    if fields.flag("multi_query") and not fields.flag("new_decoder_architecture"):
         return 1
     listed = fields.find(*NUM_KV_HEADS)
     if isinstance(listed, list):
         return _listed("num_kv_heads", listed, layer)
-    nested = ConfigFields(fields.find("attn_config") or {})
+    nested = ConfigFields(fields.find("attn_config") or {})  # of DBRX
     return fields.count(*NUM_KV_HEADS) or nested.count("kv_n_heads") or _num_heads(fields, layer)
 
 
@@ -160,25 +211,41 @@ def _overrides(fields: ConfigFields, index: int, kind: str) -> dict[str, Any]:
     """A config that lists single layers does so as objects, or in JSON as a map from the layer's number."""
     listed = fields.find("per_layer_config")
     if isinstance(listed, Mapping):
-        by_layer = {int(layer): found for layer, found in listed.items()}  # JSON has the keys as "05"
-        return dict(by_layer.get(index, {}))
-    if listed is not None and fields.find("is_heterogeneous"):
-        shape = ConfigFields(listed[index])
+        return _listed_overrides(listed, index)
+    if listed is not None and fields.flag("is_heterogeneous"):
+        try:
+            shape = ConfigFields(listed[index])
+        except (TypeError, LookupError) as error:
+            raise UnsupportedModelError(
+                f"check 'layout': per_layer_config is {listed!r}; allowed: an entry for each layer"
+            ) from error
         return {"head_dim": shape.count(*HEAD_DIM), "num_key_value_heads": shape.count(*NUM_KV_HEADS)}
     return _global_overrides(fields) if kind == "full_attention" else {}
+
+
+def _listed_overrides(listed: Mapping[Any, Any], index: int) -> dict[str, Any]:
+    by_layer = {}
+    for layer, found in listed.items():
+        if not str(layer).isdecimal() or not isinstance(found, Mapping):  # JSON has the keys as "05"
+            raise UnsupportedModelError(
+                f"check 'layout': per_layer_config has {layer!r}: {found!r}; allowed: a layer's number, and an object"
+            )
+        by_layer[int(layer)] = found
+    return dict(by_layer.get(index, {}))
 
 
 def _global_overrides(fields: ConfigFields) -> dict[str, Any]:
     """Gemma 4's config.json: layers without a window have a head size, and perhaps heads, of their own."""
     overrides = {"head_dim": fields.count("global_head_dim")}
-    if fields.find("attention_k_eq_v"):
+    if fields.flag("attention_k_eq_v"):
         overrides["num_key_value_heads"] = fields.count("num_global_key_value_heads")
     return {name: value for name, value in overrides.items() if value is not None}
 
 
 def _shared_from(fields: ConfigFields, kinds: Sequence[str]) -> list[int | None]:
     """For each layer the earlier one whose KV it reads: the last of its kind before the layers that share."""
-    num_own = len(kinds) - (fields.find("num_kv_shared_layers") or 0)
+    shared = fields.number("num_kv_shared_layers")
+    num_own = max(0, len(kinds) - shared)
     last = {kind: index for index, kind in enumerate(kinds[:num_own])}
     missing = set(kinds[num_own:]) - set(last)
     if missing:
@@ -198,9 +265,13 @@ def _listed(name: str, values: Sequence[Any], layer: int) -> int:
 
 
 def _positive(name: str, value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= LARGEST_FIELD:
+    return _whole(name, value, 1)
+
+
+def _whole(name: str, value: Any, least: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= LARGEST_FIELD:
         raise UnsupportedModelError(
-            f"check 'layout': {name} is {value!r}; a whole number from 1 to {LARGEST_FIELD} is needed"
+            f"check 'layout': {name} is {value!r}; a whole number from {least} to {LARGEST_FIELD} is needed"
         )
     return value
 

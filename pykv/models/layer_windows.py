@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Protocol
 
 from pykv.errors import UnsupportedModelError
@@ -27,6 +26,8 @@ DEFAULT_PERIODS = {
     "gemma3": 6,
     "gemma4_text": 6,
 }
+OFF_BY_DEFAULT = ("qwen2", "qwen3")
+"""Families whose window is off where `use_sliding_window` is not given."""
 PERIOD_FIELDS = ("sliding_window_pattern", "_sliding_window_pattern", "global_attn_every_n_layers")
 WINDOW_FIELDS = ("sliding_window", "window_size")
 LIST_FIELDS = ("layer_types", "layers_block_type", "attention_layers")
@@ -38,6 +39,12 @@ class Fields(Protocol):
     def find(self, *names: str) -> Any: ...
 
     def count(self, *names: str) -> int | None: ...
+
+    def number(self, name: str) -> int: ...
+
+    def flag(self, name: str) -> bool | None: ...
+
+    def text(self, name: str) -> str | None: ...
 
 
 def layer_kinds(fields: Fields, num_layers: int) -> list[str]:
@@ -66,9 +73,13 @@ def layer_window(fields: Fields, kind: str) -> int | None:
     return window
 
 
-def _checked_kinds(listed: Sequence[str], num_layers: int) -> list[str]:
+def _checked_kinds(listed: object, num_layers: int) -> list[str]:
+    if not isinstance(listed, list | tuple):
+        raise UnsupportedModelError(
+            f"check 'layer types': {' or '.join(LIST_FIELDS)} is {listed!r}; allowed: a list"
+        )
     for index, kind in enumerate(listed):
-        if kind not in KINDS:
+        if not isinstance(kind, str) or kind not in KINDS:
             raise UnsupportedModelError(
                 f"check 'layer types': layer {index} is {kind!r}; served are {FULL!r} and {SLIDING!r}"
             )
@@ -78,15 +89,33 @@ def _checked_kinds(listed: Sequence[str], num_layers: int) -> list[str]:
 
 
 def _has_window(fields: Fields) -> bool:
-    """Qwen's configs carry a window that `use_sliding_window` turns off."""
-    return fields.find("use_sliding_window") is not False and bool(fields.find("sliding_window"))
+    """Qwen's configs carry a window that `use_sliding_window` turns on."""
+    used = fields.flag("use_sliding_window")
+    if used is None:
+        used = not (fields.text("model_type") or "").startswith(OFF_BY_DEFAULT)
+    return used and bool(fields.find("sliding_window"))
 
 
 def _derived_kinds(fields: Fields, num_layers: int) -> list[str]:
-    period = fields.find(*PERIOD_FIELDS) or DEFAULT_PERIODS.get(fields.find("model_type"))
+    period = _period(fields)
     if isinstance(period, str):  # such as "LLLG": local, local, local, global
         return [FULL if period[index % len(period)] == "G" else SLIDING for index in range(num_layers)]
     if period is not None:
         return [SLIDING if (index + 1) % period else FULL for index in range(num_layers)]
-    first = fields.find("max_window_layers") if fields.find("use_sliding_window") else 0
-    return [SLIDING if index >= (first or 0) else FULL for index in range(num_layers)]
+    first = fields.number("max_window_layers") if fields.flag("use_sliding_window") else 0
+    return [SLIDING if index >= first else FULL for index in range(num_layers)]
+
+
+def _period(fields: Fields) -> int | str | None:
+    for name in PERIOD_FIELDS:
+        value = fields.find(name)
+        if value is None:
+            continue
+        if isinstance(value, str) and value and set(value) <= {"L", "G"}:
+            return value
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise UnsupportedModelError(
+                f"check 'layout': {name} is {value!r}; allowed: a whole number above 0, or a text of L and G"
+            )
+        return value
+    return DEFAULT_PERIODS.get(fields.text("model_type") or "")

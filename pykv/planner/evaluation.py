@@ -141,7 +141,8 @@ def _budget(options: PlanOptions, facts: ModelFacts) -> KvBudget | None:
         raise refused(
             "num_parameters",
             None,
-            "a number such as 70.6B, or weights_bytes, as this model does not tell its own",
+            "a number such as 70.6B, or weights_bytes, as this model does not tell its own"
+            + (f": {facts.weights_refusal}" if facts.weights_refusal else ""),
         )
     return kv_budget(
         [GpuMemory(total, options.in_use_bytes) for total in options.memory_bytes],

@@ -12,6 +12,7 @@ from typing import Any
 from pykv.errors import ConfigError, ModelError, UnsupportedModelError
 from pykv.layout import KvLayer, KvLayout
 from pykv.models.kv_fields import NUM_HEADS, ConfigFields
+from pykv.models.unread_fields import NotSaidError
 from pykv.planner.checks import refused
 from pykv.planner.engine_storage import EngineStorage
 from pykv.planner.formats import WEIGHT_BITS, weights_dtype
@@ -50,6 +51,7 @@ class ModelFacts:
         num_heads: query heads; None: not known.
         max_positions: tokens that the model was made for; None: not known.
         weights: None: neither given nor to be found out.
+        weights_refusal: why the parameters cannot be counted by the config; empty: they can, or there is none.
         num_parameters: None: as for the weights.
         input_embedding: those of them that a step only looks rows up in.
         experts: those of which a token is sent to a few; None: there are none, or they cannot be counted.
@@ -63,6 +65,7 @@ class ModelFacts:
     num_heads: int | None = None
     max_positions: int | None = None
     weights: Weights | None = None
+    weights_refusal: str = ""
     num_parameters: int | None = None
     input_embedding: int = 0
     experts: Experts | None = None
@@ -109,6 +112,7 @@ def read_model(options: PlanOptions) -> ModelFacts:
         num_heads=num_heads,
         max_positions=fields.count(*CONTEXT_CAP),
         weights=_weights(source, options),
+        weights_refusal=_weights_refusal(source.config),
         num_parameters=None if counted is None else counted[0].total,
         input_embedding=input_embedding(source.config),
         experts=_experts(source.config),
@@ -118,8 +122,16 @@ def read_model(options: PlanOptions) -> ModelFacts:
 def _experts(config: Mapping[str, Any]) -> Experts | None:
     try:
         return experts_of(config)
-    except UnsupportedModelError:
+    except NotSaidError:
         return None
+
+
+def _weights_refusal(config: Mapping[str, Any]) -> str:
+    try:
+        estimate_parameters(config)
+    except NotSaidError as error:
+        return str(error)
+    return ""
 
 
 def _check_heads(num_heads: int | None, layout: KvLayout) -> None:
@@ -236,18 +248,28 @@ def _parameters(source: _Source, options: PlanOptions, own: str | None) -> tuple
         return None
     try:
         return estimate_parameters(source.config), ", an estimate by the config"
-    except UnsupportedModelError:
+    except NotSaidError:
         return None
 
 
 def _dtype_of_config(config: Mapping[str, Any]) -> str | None:
     """The dtype of the weights as published; None: in one that is not known here."""
     quantization = config.get("quantization_config")
-    if isinstance(quantization, Mapping):
-        method = quantization.get("quant_method")
-        if method in ("awq", "gptq"):
-            return {4: "int4", 8: "int8"}.get(quantization.get("bits") or quantization.get("w_bit") or 0)
-        return QUANTIZATIONS.get(str(method))
+    if quantization is not None:
+        if not isinstance(quantization, Mapping):
+            raise UnsupportedModelError(
+                f"check 'weights': quantization_config is {quantization!r}; allowed: an object with quant_method"
+            )
+        return _dtype_of_quantization(ConfigFields(quantization))
     named = _text_part(config).get("dtype") or _text_part(config).get("torch_dtype")
     named = named or config.get("dtype") or config.get("torch_dtype")
-    return weights_dtype(named) if isinstance(named, str) and named in WEIGHT_BITS else DEFAULT_DTYPE
+    if named is None:
+        return DEFAULT_DTYPE
+    return weights_dtype(named) if isinstance(named, str) and named in WEIGHT_BITS else None
+
+
+def _dtype_of_quantization(fields: ConfigFields) -> str | None:
+    method = fields.text("quant_method")
+    if method in ("awq", "gptq"):
+        return {4: "int4", 8: "int8"}.get(fields.count("bits", "w_bit") or 0)
+    return QUANTIZATIONS.get(method or "")

@@ -11,7 +11,7 @@ from typing import Any
 from pykv.errors import ConfigError
 from pykv.kv_format import KvFormat
 from pykv.planner.checks import checked_choice, checked_count, checked_share, near, refused
-from pykv.planner.formats import kv_format, weights_dtype
+from pykv.planner.formats import is_eight_bit, kv_format, weights_dtype
 from pykv.planner.length_files import read_histogram, read_trace
 from pykv.planner.lengths import LengthDistribution, read_context
 from pykv.planner.sizes import read_bytes, read_parameters
@@ -177,7 +177,7 @@ def read_options(given: Mapping[str, Any]) -> PlanOptions:
         num_parameters=_optional(values, "num_parameters", read_parameters),
         weights_bytes=_optional(values, "weights_bytes", read_bytes),
         weights_dtype=None if values["weights_dtype"] is None else weights_dtype(values["weights_dtype"]),
-        kv_format=kv_format(values["kv_dtype"], values["kv_scales"]),
+        kv_format=_kv_format(values, given),
         block_size=checked_count("block_size", values["block_size"], 1, 65_536),
         num_blocks=_optional_count(values, "num_blocks", 2, 2**30),
         storage=checked_choice("storage", values["storage"], STORAGES),
@@ -214,6 +214,16 @@ def _gpus(values: Mapping[str, Any]) -> tuple[int, int]:
     if num_gpus % ranks:
         raise refused("tensor_parallel", ranks, f"a divisor of num_gpus, which is {num_gpus}")
     return num_gpus, ranks
+
+
+def _kv_format(values: Mapping[str, Any], given: Mapping[str, Any]) -> KvFormat:
+    """The format of the cache; scales are of an 8-bit one alone."""
+    found = kv_format(values["kv_dtype"], values["kv_scales"])
+    if given.get("kv_scales") is not None and not is_eight_bit(found):
+        raise refused(
+            "kv_scales", given["kv_scales"], f"with a kv_dtype that has scales; {found.name} has none"
+        )
+    return found
 
 
 def _memory(values: Mapping[str, Any], num_gpus: int) -> tuple[int, ...] | None:

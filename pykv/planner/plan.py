@@ -31,6 +31,13 @@ __all__ = ["KvPlan", "UserLoad", "plan"]
 
 CURVE_TOKENS = (1, 1024, 2048, 4096, 8192, 16_384, 32_768, 65_536, 131_072)
 WHAT_IF_DTYPES = ("int8", "fp8")
+ASSUMED_OF_LENGTHS = (
+    "requests stay in the pool for equally long, whatever their length, as where long ones are long by their prompts; "
+    "where they are long by their outputs they stay for longer, the pool holds more of them than came, and it is "
+    "passed more often than the risk says: a trace, which tells prompts from outputs, is planned for that"
+)
+ASSUMED_OF_TRACE = "requests stay in the pool for as long as their outputs are, as the trace has them"
+"""Of which loads the chance holds that a mix of so many passes the pool."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +91,7 @@ class KvPlan:
             lengths drawn at random; None: nothing is known about the memory.
         requests_with: the same with and without a shared prefix, and with int8 and fp8.
         risk, mix_method: the chance that a mix of so many passes the pool, and how the number was found (`Mix`).
+        mix_assumes: of which loads the chance holds; None: there is no mix, or all are of one length.
         users: what a number of them holds; None: no lengths.
         kv_to_weights: the bytes of these users' KV over those of the weights.
         limit: what holds the number back; None: nothing is known about the memory.
@@ -124,6 +132,7 @@ class KvPlan:
     requests_with: dict[str, dict[str, int]] | None
     risk: float
     mix_method: str | None
+    mix_assumes: str | None
     users: UserLoad | None
     kv_to_weights: float | None
     limit: Limit | None
@@ -203,6 +212,7 @@ def plan_options(options: PlanOptions) -> KvPlan:
         requests_with=_requests_with(options, facts, now),
         risk=options.risk,
         mix_method=None if now.mix is None else now.mix.method,
+        mix_assumes=_mix_assumes(options, now),
         users=users,
         kv_to_weights=None if weights is None or users is None else users.kv_bytes / weights.num_bytes,
         limit=find_limit(options, facts, now),
@@ -255,6 +265,12 @@ def _requests_with(
         requests = now.requests if case is options else evaluate(case, facts).requests
         found[name] = requests or {}
     return found
+
+
+def _mix_assumes(options: PlanOptions, now: Evaluation) -> str | None:
+    if now.mix is None or options.lengths is None or len(options.lengths.tokens) == 1:
+        return None
+    return ASSUMED_OF_LENGTHS if options.held is None else ASSUMED_OF_TRACE
 
 
 def _user_load(options: PlanOptions, facts: ModelFacts, whole: Footprint, now: Evaluation) -> UserLoad | None:

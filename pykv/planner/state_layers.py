@@ -64,7 +64,7 @@ def split_layers(config: Mapping[str, Any]) -> tuple[dict[str, Any], StateLayers
 def _memories(config: Mapping[str, Any]) -> list[_Memory] | None:
     """What each layer keeps; None: all are attention."""
     fields = ConfigFields(config)
-    family = fields.find("model_type")
+    family = fields.text("model_type")
     if family in STATES_ALONE:
         return [STATE]
     pattern = fields.find("hybrid_override_pattern")
@@ -72,7 +72,7 @@ def _memories(config: Mapping[str, Any]) -> list[_Memory] | None:
         return [LETTERS.get(letter, _Memory(letter, False)) for letter in pattern]
     listed = fields.find("layer_types", "layers_block_type", "block_types")
     if isinstance(listed, list):
-        return [KINDS.get(kind, _Memory(str(kind), False)) for kind in listed]
+        return [KINDS.get(str(kind), _Memory(str(kind), False)) for kind in listed]
     num_layers = fields.count("num_hidden_layers") or 0
     if family in BOTH:
         return [_Memory(ATTENTION, True)] * num_layers
@@ -86,12 +86,17 @@ def _attention_indices(fields: ConfigFields, num_layers: int) -> set[int] | None
         interval = fields.count("full_attention_interval") or 4
         return set(range(interval - 1, num_layers, interval))
     if fields.find("attn_layer_period"):
-        return set(
-            range(fields.find("attn_layer_offset") or 0, num_layers, fields.needed("attn_layer_period"))
-        )
+        return set(range(fields.number("attn_layer_offset"), num_layers, fields.needed("attn_layer_period")))
     if fields.find("mamba_d_state"):
-        return set(fields.find("attn_layer_indices") or ())
-    return None
+        indices = fields.indices("attn_layer_indices")
+        if indices is None:
+            raise UnsupportedModelError(
+                f"check 'layout': mamba_d_state is {fields.find('mamba_d_state')!r}, and which layers are attention is "
+                "not said; allowed: layer_types, attn_layer_period or attn_layer_indices beside it, or its numbers"
+            )
+        return set(indices)
+    listed = fields.indices("full_attn_idxs")
+    return None if listed is None else set(listed)
 
 
 def _only(config: Mapping[str, Any], kept: list[int], layers: list[_Memory]) -> dict[str, Any]:
@@ -114,7 +119,7 @@ def _state_bytes(config: Mapping[str, Any]) -> int:
     fields = ConfigFields(config)
     size = next(size for named_by, size in SIZES if not named_by or fields.find(*named_by))
     recurrent, conv = size(fields)
-    dtype = fields.find("mamba_ssm_dtype", "mamba_ssm_cache_dtype") or "float32"
+    dtype = fields.text("mamba_ssm_dtype") or fields.text("mamba_ssm_cache_dtype") or "float32"
     if dtype not in RECURRENT_BYTES:
         raise UnsupportedModelError(
             f"check 'state layers': mamba_ssm_dtype is {dtype!r}; known are {', '.join(RECURRENT_BYTES)}"

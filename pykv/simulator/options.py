@@ -9,6 +9,7 @@ from typing import Any
 
 from pykv.errors import ConfigError
 from pykv.kv_format import BF16, KvFormat, kv_format_of
+from pykv.planner.sizes import read_bytes
 from pykv.simulator.cost import CostModel
 from pykv.simulator.policy import POLICIES, PRODUCTION_POLICIES, EvictionPolicy
 from pykv.simulator.pool_size import blocks_in
@@ -51,7 +52,7 @@ class ReplayOptions:
             when one is over; "next_turn": that, and when each next turn comes; "session_idle": a guess, that one is
             over after eight of its mean gaps; "ttl:SECONDS": the same time to live for all.
         block_size: tokens a block, the trace's or 16 by default. It must divide the trace's, if that has one.
-        kv_memory_bytes: the pool's size, in the place of `num_blocks`.
+        kv_memory_bytes: the pool's size, in the place of `num_blocks`: bytes, or a text such as "20GiB".
         kv_bytes_per_token: in 16 bit, of heads of 128 elements; with `kv_memory_bytes`, where no model is named.
         kv_dtype: what `kv_dtype` of an engine may name, "bf16" by default: of the pool's bytes, scales counted, and of
             what a roofline's step reads.
@@ -72,7 +73,7 @@ class ReplayOptions:
     policy: str | EvictionPolicy = "lru"
     retention: str | None = None
     block_size: int | None = None
-    kv_memory_bytes: int | None = None
+    kv_memory_bytes: int | str | None = None
     kv_bytes_per_token: float | None = None
     kv_dtype: str | KvFormat | None = None
     model: str | os.PathLike[str] | None = None
@@ -123,7 +124,12 @@ class ReplayOptions:
             by = step.served.name if step.served else "kv_bytes of cost"
             raise ConfigError(f"kv_bytes_per_token is {given!r}: not allowed where {by} says it")
         stored = said if given is None else given
-        return blocks_in(self.kv_memory_bytes, block_size, stored=stored, kv_format=self.kv_format)
+        return blocks_in(
+            read_bytes("kv_memory_bytes", self.kv_memory_bytes),
+            block_size,
+            stored=stored,
+            kv_format=self.kv_format,
+        )
 
 
 def read_replay_options(given: Mapping[str, Any]) -> ReplayOptions:
@@ -147,7 +153,7 @@ def read_replay_options(given: Mapping[str, Any]) -> ReplayOptions:
     else:
         _check_timed(options)
     if options.allocator != "paged":
-        _check_pieces(options)
+        _check_pieces(options, given)
     return options
 
 
@@ -171,6 +177,8 @@ def _check_values(options: ReplayOptions) -> None:
         raise ConfigError("num_blocks or kv_memory_bytes: exactly one of them is needed")
     if options.kv_memory_bytes is None:
         _refuse(options, ["kv_bytes_per_token"], "without kv_memory_bytes")
+    else:
+        read_bytes("kv_memory_bytes", options.kv_memory_bytes)
     _ = options.kv_format
 
 
@@ -198,10 +206,12 @@ def _check_timed(options: ReplayOptions) -> None:
         raise ConfigError(f"concurrency is {concurrency!r}: allowed are None and 1 to {MAX_BLOCKS}")
 
 
-def _check_pieces(options: ReplayOptions) -> None:
-    names = ["policy", "retention", "knows_outputs"]
+def _check_pieces(options: ReplayOptions, given: Mapping[str, Any]) -> None:
+    names = ["retention", "knows_outputs"]
     names += [name for name in options.scheduler if name not in PIECE_OPTIONS]
     why = f"with allocator {options.allocator!r}, which keeps no blocks: it comes first, it is served first"
+    if given.get("policy") is not None:  # its default too: there is nothing to evict
+        raise ConfigError(f"policy: not allowed {why}")
     _refuse(options, names, why)
 
 

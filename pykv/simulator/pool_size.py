@@ -27,8 +27,6 @@ def blocks_in(
     Raises:
         ConfigError: a value is not allowed, nothing says how much a token takes, or not one block fits.
     """
-    if type(memory_bytes) is not int or memory_bytes < 1:
-        raise ConfigError(f"kv_memory_bytes is {memory_bytes!r}: allowed is a whole number above 0")
     if isinstance(stored, ServedModel):
         block_bytes: float = stored.block_bytes(block_size, kv_format)
     else:

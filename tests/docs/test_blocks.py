@@ -67,6 +67,9 @@ def run_block(block: Block) -> tuple[int, str]:
         output, _ = process.communicate(block.code, timeout=TIMEOUT_SECONDS[block.speed])
     finally:
         end_group(process)
+        for pipe in (process.stdin, process.stdout):
+            assert pipe is not None
+            pipe.close()  # or a block that took too long fails a later test besides, by a warning
     return process.returncode, output
 
 

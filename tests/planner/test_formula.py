@@ -92,14 +92,14 @@ def test_formula_storage_keeps_a_window_and_the_block_that_it_touches() -> None:
 @pytest.mark.parametrize(
     ("dtype", "scales", "kv_bytes", "scale_bytes"),
     [
-        ("bfloat16", "token_head", 23_040, 0),
+        ("bfloat16", None, 23_040, 0),
         ("int8", "token_head", 11_520, 720),
         ("fp8", "token_head", 11_520, 720),
         ("fp8", "tensor", 11_520, 0),
-        ("float32", "token_head", 46_080, 0),
+        ("float32", None, 46_080, 0),
     ],
 )
-def test_scales_are_counted_apart(dtype: str, scales: str, kv_bytes: int, scale_bytes: int) -> None:
+def test_scales_are_counted_apart(dtype: str, scales: str | None, kv_bytes: int, scale_bytes: int) -> None:
     found = plan("bundled", kv_dtype=dtype, kv_scales=scales)
     assert (found.kv_bytes_per_token, found.kv_scale_bytes_per_token) == (kv_bytes, scale_bytes)
     assert found.engine_kv_bytes_per_token == kv_bytes + scale_bytes

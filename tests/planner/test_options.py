@@ -23,6 +23,10 @@ NUMBERS: dict[str, Any] = {"num_layers": 2, "num_kv_heads": 2, "head_dim": 8}
         ({"num_blocks": 1}, "num_blocks is 1; allowed: a whole number from 2"),
         ({"num_blocks": 2**40}, "num_blocks is"),
         ({"kv_dtype": "fp7"}, "kv_dtype is 'fp7'; allowed are f32, bf16, f16, int8, fp8"),
+        (
+            {"kv_scales": "tensor"},
+            "kv_scales is 'tensor'; allowed: with a kv_dtype that has scales; bf16 has none",
+        ),
         ({"kv_scales": "row"}, "kv_scales is 'row'; allowed: token_head, tensor"),
         ({"weights_dtype": "int3"}, "weights_dtype is 'int3'; allowed: float32"),
         ({"storage": "best"}, "storage is 'best'; allowed: engine, formula"),

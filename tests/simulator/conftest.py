@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
+import shlex
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -15,6 +17,7 @@ SHARED = next((folder / "shared" for folder in ROOT.parents if (folder / "shared
 
 Request = tuple[float, int, int, str | None, list[list[int]] | None]
 WriteTrace = Callable[..., Path]
+Documented = Callable[[str], list[list[str]]]
 
 
 @pytest.fixture
@@ -30,6 +33,26 @@ def write_trace(tmp_path: Path) -> WriteTrace:
         return path
 
     return write
+
+
+@pytest.fixture
+def fit_commands() -> Documented:
+    """The commands that the documents show of `pykv fit`, whose files are not a part of this project."""
+    return _fit_commands
+
+
+def _fit_commands(first_word: str) -> list[list[str]]:
+    """The `pykv` lines, as arguments, of the block whose `pykv fit` reads files named so; patterns expanded."""
+    text = (ROOT / "docs" / "replay.md").read_text(encoding="utf-8")
+    (block,) = re.findall(
+        rf"^```text\n((?:(?!```).*\n)*pykv fit {first_word}.*\n(?:(?!```).*\n)*)```$", text, re.M
+    )
+    lines = [shlex.split(line) for line in block.splitlines() if line.startswith("pykv ")]
+    return [[word for part in line[1:] for word in _expanded(part)] for line in lines]
+
+
+def _expanded(word: str) -> list[str]:
+    return [str(path) for path in sorted(Path().glob(word))] if "*" in word else [word]
 
 
 @pytest.fixture(scope="session")

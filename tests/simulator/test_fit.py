@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from pykv.cli.main import main
 from pykv.errors import ConfigError, TraceError
 from pykv.scheduler import SchedulerConfig
 from pykv.simulator.cost import CostModel
@@ -49,6 +52,26 @@ def simulated_run(tmp_path: Path) -> Path:
     lines = ["t,running,kv_cache_pct", *(f"{time},{running},{percent}" for time, running, percent in samples)]
     (tmp_path / "run.timeseries.csv").write_text("\n".join(lines))
     return path
+
+
+def test_the_documented_fit_and_replay_run_as_shown(
+    simulated_run: Path,
+    fit_commands: Callable[[str], list[list[str]]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    name = "RTX4090_Llama-3.1-8B"
+    packed = tmp_path / f"{name}.requests.jsonl.gz"
+    packed.write_bytes(gzip.compress(simulated_run.read_bytes()))
+    for kind in ("meta.json", "timeseries.csv"):
+        (tmp_path / f"run.{kind}").rename(tmp_path / f"{name}.{kind}")
+    (tmp_path / "examples").symlink_to(Path(__file__).parents[2] / "examples")
+    monkeypatch.chdir(tmp_path)
+    commands = fit_commands("RTX4090")
+    assert [command[0] for command in commands] == ["fit", "replay"]
+    for command in commands:
+        assert main(command) == 0
+    assert CostModel.load(tmp_path / "rtx4090.json").fixed == pytest.approx(TRUTH.fixed, rel=0.2)
 
 
 def test_known_costs_are_found_again(simulated_run: Path) -> None:

@@ -88,7 +88,9 @@ def test_blocks_of_layers_with_windows_are_of_one_group_and_given_back() -> None
             {"kv_dtype": "fp8", "cost": "constant:1", "model": "qwen3-8b"},
             "kv_dtype is 'fp8': not allowed with cost",
         ),
-        ({"kv_memory_bytes": -1}, "kv_memory_bytes is -1"),
+        ({"kv_memory_bytes": -1}, "kv_memory_bytes is -1; allowed: a size above 0 with its unit"),
+        ({"kv_memory_bytes": "8 apples"}, "kv_memory_bytes is '8 apples'; allowed: a size"),
+        ({"kv_memory_bytes": 1.5}, "kv_memory_bytes is 1.5; allowed: a size"),
         (
             {"kv_memory_bytes": 1000},
             "kv_memory_bytes is 1000: allowed is at least a block, which takes 8388608",
@@ -105,6 +107,11 @@ def test_blocks_of_layers_with_windows_are_of_one_group_and_given_back() -> None
 def test_what_is_not_allowed_is_named(options: dict[str, Any], message: str) -> None:
     with pytest.raises(pykv.ConfigError, match=message):
         pykv.replay(AGENTS, **{"kv_memory_bytes": 10**9, **options})
+
+
+def test_a_size_is_bytes_or_a_text_with_its_unit() -> None:
+    pools = [pykv.replay(AGENTS, kv_memory_bytes=size).num_blocks for size in (2**30, "1GiB", "1GB")]
+    assert pools[0] == pools[1] > pools[2] > 0
 
 
 def test_the_dtype_of_the_cache_changes_the_steps_of_a_replay_too() -> None:

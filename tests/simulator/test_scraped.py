@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -64,6 +65,18 @@ def test_the_command_writes_a_model_with_its_errors(
     saved = json.loads((tmp_path / "model.json").read_text())
     assert saved["step_error_p50"] < 0.01
     assert CostModel.load(tmp_path / "model.json").fixed == pytest.approx(0.012, rel=0.02)
+
+
+def test_the_documented_fit_runs_as_shown(
+    fit_commands: Callable[[str], list[list[str]]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "scrapes").mkdir()
+    write_scrapes(tmp_path / "scrapes")
+    monkeypatch.chdir(tmp_path)
+    (command,) = fit_commands("scrapes")
+    assert len(command) > 20
+    assert main(command) == 0
+    assert CostModel.load(tmp_path / "served.json").fixed == pytest.approx(0.012, rel=0.02)
 
 
 def test_what_is_no_scrape_is_named(tmp_path: Path) -> None:

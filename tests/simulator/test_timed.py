@@ -189,6 +189,7 @@ def test_a_sweep_is_its_replays_in_order_and_tells_how_far_it_is() -> None:
         ({"knows_outputs": 1}, "knows_outputs is 1: allowed are True and False"),
         ({"allocator": "contiguous", "watermark": 0.1}, "watermark: not allowed with allocator 'contiguous'"),
         ({"allocator": "contiguous", "policy": "segmented_lru"}, "policy: not allowed with allocator"),
+        ({"allocator": "contiguous-exact", "policy": "lru"}, "policy: not allowed with allocator"),
         (
             {"allocator": "contiguous-exact", "knows_outputs": True},
             "knows_outputs: not allowed with allocator",

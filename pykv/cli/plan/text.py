@@ -222,6 +222,8 @@ def _sentences(plan: KvPlan) -> Iterator[str]:
 def _of_requests(plan: KvPlan) -> Iterator[str]:
     if plan.lengths_source is not None and plan.lengths is not None:
         yield f"Requests: {plan.lengths_source}; on average {plan.lengths['mean']:,.0f} tokens."
+    if plan.mix_assumes is not None:
+        yield f"The risk of the mix, {plan.risk:.1%}, is for a load in which {plan.mix_assumes}."
     if plan.share_beyond_cap:
         yield (
             f"{plan.share_beyond_cap:.1%} of the requests are longer than the cap of {plan.context_cap or 0:,} tokens "
