@@ -47,6 +47,29 @@ fn a_scope_whose_number_is_used_again_finds_nothing_of_the_one_before() {
 }
 
 #[test]
+fn what_a_fork_holds_too_is_not_folded_before_the_fork_lets_it_go() {
+    let mut cache = cache(6, u64::MAX);
+    let scope = cache.enter_scope(b"");
+    let tokens = [1, 2, 3, 4, 5, 6, 7, 8];
+    let mut tables = vec![BlockTable::new(cache.pool())];
+    cache.extend(&mut tables[0], 2).unwrap();
+    let fork = tables[0].fork();
+    drop(run(&mut cache, scope, &tokens[..BLOCK]));
+    let mut cursor = cache.root();
+    assert!(!cache.publish(&mut tables, &mut cursor, scope, &tokens, tokens.len()));
+    // The second block would hang below one that the fork does not hold.
+    assert_eq!((tables[0].blocks(), cursor.published), (fork.blocks(), 0));
+    cache.check().unwrap();
+    drop(fork);
+    assert!(cache.publish(&mut tables, &mut cursor, scope, &tokens, tokens.len()));
+    assert_eq!(cursor.published, 2);
+    drop(tables);
+    let mut others = BlockTable::new(cache.pool());
+    cache.extend(&mut others, 5).unwrap();
+    cache.check().unwrap();
+}
+
+#[test]
 fn a_block_that_is_given_back_and_folded_onto_at_once_is_not_evicted() {
     let mut cache = cache(4, u64::MAX);
     let scope = cache.enter_scope(b"");

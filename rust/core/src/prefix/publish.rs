@@ -30,7 +30,8 @@ impl Announced {
 
 impl PrefixCache {
     /// Makes a sequence's full blocks findable up to the first `num_tokens` of `tokens`. Where an equal block is published
-    /// already, the table goes over to that one and gives its own back. Returns whether a table changed.
+    /// already, the table goes over to that one and gives its own back, unless a fork holds that too: then publishing goes on
+    /// in a later call, when the fork has let it go. Returns whether a table changed.
     pub fn publish(
         &mut self,
         tables: &mut [BlockTable],
@@ -63,6 +64,9 @@ impl PrefixCache {
             let fingerprint = self.tree.fingerprint_of(key);
             let found = self.tree.find_at(fingerprint, key);
             if found.is_some_and(|node| !self.tree.is_computed(node) && is_later((node, self.generation))) {
+                break;
+            }
+            if found.is_some_and(|node| self.folds_for_one_holder_only(node, tables, cursor.published)) {
                 break;
             }
             let Some(node) = found.or_else(|| self.hang(fingerprint, key)) else {
@@ -137,6 +141,18 @@ impl PrefixCache {
             self.detach_all(announced.node);
             self.prune(announced.node);
         }
+    }
+
+    /// Whether a fork would keep a block that a table gives up for the published one: what both hold behind it would hang
+    /// below a block that the fork does not hold.
+    fn folds_for_one_holder_only(&self, node: NodeId, tables: &[BlockTable], index: usize) -> bool {
+        self.tree.blocks(node).iter().zip(tables).any(|(&published, table)| {
+            let own = table.blocks()[index];
+            own != BlockId::NULL
+                && published != BlockId::NULL
+                && own != published
+                && self.pool.references(own) > 1
+        })
     }
 
     /// Gives a node a table's block, or the table the node's. Returns whether the table changed.

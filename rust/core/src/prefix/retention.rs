@@ -255,6 +255,8 @@ impl PrefixCache {
         if !(0.0..=1.0).contains(&share) {
             return Err(Error::request("share", share, "0 to 1"));
         }
+        // What was given back before stands by the share of before, whether or not somebody has looked since.
+        self.adopt_returned();
         (self.tracked.is_active, self.tracked.keeps_shares) = (true, true);
         let id = self.enter_tenant(tenant);
         let entry = self.tracked.entries[id as usize].as_mut().expect("it was entered");
