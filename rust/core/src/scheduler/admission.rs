@@ -143,11 +143,14 @@ impl Scheduler {
         let sequence = &self.sequences[index];
         let counts: SmallVec<[usize; 8]> = self.first_blocks(index, cursor.published).collect();
         let swapped = sequence.swapped.as_ref().map_or(0, |swapped| swapped.num_tokens);
+        let shared = cursor.published * self.block_size.tokens();
         for ((table, group), count) in tables.iter_mut().zip(&self.config.groups).zip(counts) {
-            table.skip_to(group.first_block(swapped, self.block_size));
+            // Of a hit that reaches as far, all that was pinned stays: the next block may hang below its last.
+            if swapped > shared {
+                table.skip_to(group.first_block(swapped, self.block_size));
+            }
             self.cache.extend(table, count)?;
         }
-        let shared = cursor.published * self.block_size.tokens();
         let copied = if swapped > shared { 0 } else { self.copy_partial_hit(step, index, &tables, cursor) };
         let cached = shared + copied;
         if swapped > cached {

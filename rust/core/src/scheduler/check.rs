@@ -156,6 +156,14 @@ impl Scheduler {
             if table.num_dropped() > group.first_block(sequence.num_computed, size) {
                 return broken("I14 window", format!("{} blocks given back too early", table.num_dropped()));
             }
+            if self.config.enable_prefix_caching
+                && table.num_dropped() > self.cache.droppable(sequence.cursor)
+            {
+                return broken(
+                    "I6 chain",
+                    "the block that the next one hangs below was given back".to_string(),
+                );
+            }
         }
         if sequence.num_computed > sequence.num_planned || sequence.num_planned > sequence.tokens.len() {
             return broken(
