@@ -293,19 +293,29 @@ impl Scheduler {
         let given_back = self.leave_windows(index);
         let sequence = &mut self.sequences[index];
         let size = self.block_size;
-        for (table, given_back) in sequence.tables.iter_mut().zip(given_back) {
-            if given_back == 0 && table.len() * size.tokens() >= end {
-                continue;
-            }
-            let (last, needed) = (size.blocks_for(sequence.tokens.len()), size.blocks_for(end));
-            // What was given back is taken again at once, so that a prompt keeps what it was admitted with.
-            let wanted = (table.len() + given_back).min(last).max(needed);
-            if table.len() < wanted {
-                let (most, least) = (wanted - table.len(), needed.saturating_sub(table.len()));
-                match self.cache.extend(table, most) {
-                    Err(Error::OutOfBlocks { .. }) if least < most => self.cache.extend(table, least)?,
-                    result => result?,
-                }
+        let has_all = |table: &BlockTable| table.len() * size.tokens() >= end;
+        if given_back.iter().all(|&count| count == 0) && sequence.tables.iter().all(has_all) {
+            return Ok(());
+        }
+        let (last, needed) = (size.blocks_for(sequence.tokens.len()), size.blocks_for(end));
+        let missing = |table: &BlockTable, wanted: usize| wanted.saturating_sub(table.len());
+        let wanted: SmallVec<[usize; 8]> = (sequence.tables.iter().zip(&given_back))
+            .map(|(table, given_back)| (table.len() + given_back).min(last).max(needed))
+            .collect();
+        // Every group takes what it needs before any takes more, or none does.
+        let all: usize = sequence.tables.iter().map(|table| missing(table, needed)).sum();
+        let available = if all > 0 { self.cache.available() } else { 0 };
+        if all > available {
+            return Err(Error::OutOfBlocks { needed: all, available });
+        }
+        for table in &mut sequence.tables {
+            self.cache.extend(table, missing(table, needed))?;
+        }
+        // What was given back is taken again at once, so that a prompt keeps what it was admitted with.
+        for (table, wanted) in sequence.tables.iter_mut().zip(wanted) {
+            match self.cache.extend(table, missing(table, wanted)) {
+                Err(Error::OutOfBlocks { .. }) => break,
+                result => result?,
             }
         }
         Ok(())
