@@ -104,13 +104,16 @@ def test_a_peer_is_an_address_or_a_network_of_ipv6(address, peer):
 
 
 @pytest.mark.asyncio
-async def test_a_request_in_single_bytes_closes_its_connection(raw, daemon):
-    stream_id = raw.request(GENERATE, end_stream=False)
-    for _ in range(11_000):
-        raw.h2.send_data(stream_id, b"x")
-    await raw.flush()
-    assert await sent_away(raw) == (CALM, "too many resets or control frames")
+async def test_a_request_in_single_bytes_closes_its_connection(start_daemon, raw_open):
+    daemon = await start_daemon(control_frames_burst=100, control_frames_per_second=1.0)
+    connection = await raw_open(daemon.address)
+    stream_id = connection.request(GENERATE, end_stream=False)
+    for _ in range(2_000):
+        connection.h2.send_data(stream_id, b"x")
+    await connection.flush()
+    assert await sent_away(connection) == (CALM, "too many resets or control frames")
     await still_serves(daemon.address)
+    await connection.close()
 
 
 @pytest.mark.asyncio
