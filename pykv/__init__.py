@@ -80,10 +80,10 @@ if _typing.TYPE_CHECKING:
         Plan,
         RequestSummary,
         Scheduler,
-        SchedulerConfig,
         SchedulerStats,
         StepBuffers,
     )
+    from pykv.scheduler_config import SchedulerConfig
     from pykv.scope import scope_of
     from pykv.simulator.cost import CostModel
     from pykv.simulator.policy import BlockUse, EvictionPolicy
@@ -198,7 +198,7 @@ _LAZY = {
     "Retention": ("pykv.retention", ""),
     "SamplingParams": ("pykv.sampling", ""),
     "Scheduler": ("pykv.scheduler", ""),
-    "SchedulerConfig": ("pykv.scheduler", ""),
+    "SchedulerConfig": ("pykv.scheduler_config", ""),
     "SchedulerStats": ("pykv.scheduler", ""),
     "ServiceError": ("pykv.client", "client"),
     "StepBuffers": ("pykv.scheduler", ""),

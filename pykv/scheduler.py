@@ -21,12 +21,11 @@ Yu et al., OSDI 2022, section 4.
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 import os
 import secrets
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -40,12 +39,11 @@ from pykv.field_checks import (
     as_integer,
     as_number,
     instance_of,
-    one_of,
     refuse,
-    shown,
 )
 from pykv.recording import Recording
 from pykv.retention import Pin, checked_media, session_bytes
+from pykv.scheduler_config import SchedulerConfig, core_options
 from pykv.step_buffers import StepBuffers
 from pykv.token_array import as_token_array
 
@@ -73,15 +71,6 @@ OUTCOME_STOP = 1
 OUTCOME_FAILED = 2
 """The sample is no token: its sequence ends with an error."""
 
-_OPTIONAL = ("max_chunk_tokens", "max_queued_tokens", "max_pinned_blocks_per_tenant")
-_CHOICES: dict[str, tuple[str, ...]] = {
-    "preemption": ("auto", "recompute", "swap"),
-    "admission": ("forecast", "watermark"),
-    "queue_order": ("fcfs", "priority", "longest_prefix", "fair_share"),
-    "eviction": ("lru", "segmented_lru"),
-}
-_SWITCHES = ("preempt_lower_ranks", "enable_prefix_caching", "report_other_scopes")
-
 
 class FinishReason(enum.IntEnum):
     """What became of a sample, as `StepBuffers.finish_reasons` says it after `Scheduler.apply`."""
@@ -102,189 +91,11 @@ class FinishReason(enum.IntEnum):
     """The token does not count: it follows a draft that was not accepted, or the end of its sequence."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class SchedulerConfig:
-    """What a scheduler is told once.
-
-    Attributes:
-        num_blocks: blocks of the pool, the null block 0 included, at least 2.
-        num_host_blocks: blocks of the host's pool for preempted sequences, its null block 0 included; 0: none.
-        preemption: "recompute"; "swap": copied to the host where there is room; "auto": what costs less (`set_costs`).
-        block_size: tokens a block, 1 to 65,536.
-        groups: the model's layer groups, one to 64 of them: None for layers that keep every position, else the sliding
-            window in tokens (a query at q reads the keys with q - k < window). Each group has a block table of its own
-            and all take their blocks from one pool, so all have equally many layers. Blocks that left a window are
-            given back.
-        max_num_seqs: sequences that run at once: rows of the block tables.
-        max_num_batched_tokens: tokens that one step computes.
-        max_chunk_tokens: tokens of one sequence that one step computes; None: no cap but the step's.
-        num_lookahead_tokens: drafts that one sequence may have checked in a step (`propose`); 0: no speculation.
-        max_model_len: tokens of one sequence, prompt and output together.
-        max_steps_in_flight: steps that may be planned and not applied yet: 1, or 2 to plan a step while the one before
-            it runs (docs/embedding.md); drafts are refused then.
-        watermark: share of the blocks, from 0 to below 1, that an admission leaves untouched while others run.
-        admission: "forecast": a sequence starts when the worst moment to come fits the pool too, if outputs turn out as
-            long as they are expected to; "watermark": when its blocks can be given now.
-        enable_prefix_caching: whether full blocks are found again by prompts that begin with the same tokens.
-        eviction: which cached blocks make room first, among those that sessions, shares and priorities leave equal:
-            "lru": those used least recently; "segmented_lru": before them, those that no hit has found yet.
-        tenant_cache_share: share of the blocks, from 0 to 1, that a tenant's own cached ones may fill before they make
-            room first (`set_cache_share` for one tenant); 1: any.
-        max_pinned_blocks: blocks that may be pinned (`pin`). A sequence must fit beside them: `max_seq_len` is less by
-            as much.
-        max_pinned_blocks_per_tenant: blocks that one tenant may pin; None: all of them.
-        max_kv_events: events about cached blocks that wait to be taken (`take_events`); 0: none are kept.
-        report_other_scopes: whether `missed_other_scope` tells that a block is cached in another scope. Whoever sees it
-            learns what others have sent: for an operator's own eyes.
-        num_state_slots: slots for the states of fixed size that the model's linear attention, SSM or short convolutions
-            keep of each sequence, slot 0 (the initial state) included; 0: it has none. A running sequence works in one,
-            the others hold checkpoints for prefix hits. States are not swapped, rolled back or pinned:
-            `num_host_blocks`, `num_lookahead_tokens` and `max_pinned_blocks` must be 0 with them, and
-            `max_steps_in_flight` 1.
-        checkpoint_every: blocks from one place for a checkpoint of the states to the next; chunks of prompts end there.
-        queue_order: "fcfs"; "priority"; "longest_prefix": who finds most of its prompt in the cache; "fair_share":
-            equal shares of tokens for all tenants (start-time fair queuing; Goyal et al., SIGCOMM 1996).
-        max_passes: how often a waiting sequence may be passed by later ones before all others wait for it.
-        preempt_lower_ranks: whether a waiting request may push out running ones of a later priority.
-        partial_block_reuse: where a prompt's hit ends inside a cached block, the fewest tokens of that block that are
-            reused by copying it (`copy_pairs`), up to `block_size - 1`; 0: none are, a hit is whole blocks.
-        max_queued_requests: sequences that may wait; a request counts each of its samples.
-        max_queued_tokens: tokens of prompts that may wait; None: no limit.
-
-    Raises:
-        ConfigError: an option is not of its type or out of its range.
-    """
-
-    num_blocks: int
-    num_host_blocks: int = 0
-    preemption: str = "auto"
-    block_size: int = 16
-    groups: tuple[int | None, ...] = (None,)
-    max_num_seqs: int = 256
-    max_num_batched_tokens: int = 2048
-    max_chunk_tokens: int | None = None
-    num_lookahead_tokens: int = 0
-    max_model_len: int = 8192
-    max_steps_in_flight: int = 1
-    watermark: float = 0.01
-    admission: str = "forecast"
-    queue_order: str = "fcfs"
-    max_passes: int = 16
-    preempt_lower_ranks: bool = False
-    enable_prefix_caching: bool = True
-    eviction: str = "lru"
-    tenant_cache_share: float = 1.0
-    max_pinned_blocks: int = 0
-    max_pinned_blocks_per_tenant: int | None = None
-    max_kv_events: int = 0
-    report_other_scopes: bool = False
-    num_state_slots: int = 0
-    checkpoint_every: int = 16
-    partial_block_reuse: int = 0
-    max_queued_requests: int = 1024
-    max_queued_tokens: int | None = None
-
-    def __post_init__(self) -> None:
-        limits = {
-            "num_blocks": (2, 2**30),
-            "num_host_blocks": (0, 2**30),
-            "block_size": (1, 65_536),
-            "max_num_seqs": (1, 2**20),
-            "max_num_batched_tokens": (1, 2**30),
-            "max_chunk_tokens": (1, 2**30),
-            "num_lookahead_tokens": (0, 1024),
-            "max_model_len": (2, 2**30),
-            "max_steps_in_flight": (1, 2),
-            "max_passes": (0, 2**30),
-            "max_pinned_blocks": (0, max(0, self.num_blocks - 2) if isinstance(self.num_blocks, int) else 0),
-            "max_pinned_blocks_per_tenant": (0, 2**30),
-            "max_kv_events": (0, 2**24),
-            "num_state_slots": (0, 2**24),
-            "checkpoint_every": (1, 2**24),
-            "partial_block_reuse": (0, self.block_size - 1 if isinstance(self.block_size, int) else 0),
-            "max_queued_requests": (1, 2**30),
-            "max_queued_tokens": (1, 2**40),
-        }
-        for field, (low, high) in limits.items():
-            value = getattr(self, field)
-            if value is None and field in _OPTIONAL:
-                continue
-            if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-                refuse(field, value, f"an integer from {low} to {high}", ConfigError)
-        if self.max_steps_in_flight > 1 and self.num_lookahead_tokens > 0:
-            allowed = "0 where max_steps_in_flight is 2"
-            refuse("num_lookahead_tokens", self.num_lookahead_tokens, allowed, ConfigError)
-        _check_groups(self.groups)
-        for field, choices in _CHOICES.items():
-            one_of(field, getattr(self, field), choices)
-        for field in _SWITCHES:
-            as_boolean(field, getattr(self, field), ConfigError)
-        if not 0.0 <= as_number("watermark", self.watermark, ConfigError) < 1.0:
-            refuse("watermark", self.watermark, "at least 0 and below 1", ConfigError)
-        if not 0.0 <= as_number("tenant_cache_share", self.tenant_cache_share, ConfigError) <= 1.0:
-            refuse("tenant_cache_share", self.tenant_cache_share, "0 to 1", ConfigError)
-        _check_states(self)
-
-    @property
-    def max_seq_len(self) -> int:
-        """Tokens that one sequence can ever have: the least of `max_model_len` and what the pool can hold."""
-        return _core.max_seq_len(
-            num_blocks=self.num_blocks - self.max_pinned_blocks,
-            block_size=self.block_size,
-            windows=self._windows,
-            max_num_batched_tokens=self.max_num_batched_tokens,
-            max_chunk_tokens=self._max_chunk_tokens,
-            max_model_len=self.max_model_len,
-        )
-
-    @property
-    def _windows(self) -> list[int]:
-        return [window or 0 for window in self.groups]
-
-    @property
-    def _max_chunk_tokens(self) -> int:
-        return self.max_num_batched_tokens if self.max_chunk_tokens is None else self.max_chunk_tokens
-
-    @property
-    def max_blocks_per_seq(self) -> int:
-        """Columns of the block tables."""
-        return -(-self.max_seq_len // self.block_size)
-
-
-def _check_groups(groups: tuple[int | None, ...]) -> None:
-    if not isinstance(groups, tuple) or not 1 <= len(groups) <= 64:
-        refuse("groups", groups, "a tuple of 1 to 64 windows", ConfigError)
-    for window in groups:
-        if window is None or (
-            isinstance(window, int) and not isinstance(window, bool) and 1 <= window <= 2**30
-        ):
-            continue
-        raise ConfigError(f"groups is {shown(groups)}: allowed are None and windows of 1 to {2**30} tokens")
-
-
 def _as_cost(field: str, value: float) -> float:
     seconds = as_number(field, value, ConfigError)
     if not 0.0 <= seconds < float("inf"):
         refuse(field, value, "a finite number of at least 0", ConfigError)
     return seconds
-
-
-def _check_states(config: SchedulerConfig) -> None:
-    if config.num_state_slots == 0:
-        return
-    if config.num_state_slots == 1:
-        raise ConfigError("num_state_slots is 1: allowed is 0, or at least 2: slot 0 is the initial state")
-    for field, why in (
-        ("num_host_blocks", "states are not swapped, they are computed again"),
-        ("num_lookahead_tokens", "a state cannot be cut back to before a draft"),
-        ("max_pinned_blocks", "checkpoints are not pinned"),
-        ("partial_block_reuse", "there is no state inside a block"),
-    ):
-        if value := getattr(config, field):
-            raise ConfigError(f"{field} is {value}: allowed is 0 with num_state_slots: {why}")
-    if config.max_steps_in_flight > 1:
-        allowed = "1 with num_state_slots: a step overwrites the states that the one before it gave"
-        raise ConfigError(f"max_steps_in_flight is {config.max_steps_in_flight}: allowed is {allowed}")
 
 
 class Scheduler:
@@ -299,15 +110,7 @@ class Scheduler:
     """
 
     def __init__(self, config: SchedulerConfig) -> None:
-        options: dict[str, Any] = dataclasses.asdict(
-            instance_of("config", config, SchedulerConfig, ConfigError)
-        )
-        del options["groups"]
-        options |= {"windows": config._windows, "max_chunk_tokens": config._max_chunk_tokens}
-        if options["max_queued_tokens"] is None:
-            options["max_queued_tokens"] = 2**62
-        if options["max_pinned_blocks_per_tenant"] is None:
-            options["max_pinned_blocks_per_tenant"] = config.max_pinned_blocks
+        options = core_options(instance_of("config", config, SchedulerConfig, ConfigError))
         self.config = config
         self._native = _core.Scheduler(**options, hash_seed=secrets.randbits(64))
         self._recording: Recording | None = None

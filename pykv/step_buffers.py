@@ -12,11 +12,10 @@ import numpy as np
 from pykv import _core
 from pykv.errors import StepError
 from pykv.field_checks import as_boolean, instance_of, refuse, shown
+from pykv.scheduler_config import SchedulerConfig
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-    from pykv.scheduler import SchedulerConfig
 
 __all__ = ["StepBuffers"]
 
@@ -88,8 +87,6 @@ class StepBuffers:
         arrays: Mapping[str, object] | None = None,
     ) -> None:
         # Imported here: that module imports this one.
-        from pykv.scheduler import SchedulerConfig
-
         layout = _layout(instance_of("config", config, SchedulerConfig))
         if not isinstance(arrays, (Mapping, NoneType)):
             refuse("arrays", arrays, "a mapping of arrays by attribute", StepError)

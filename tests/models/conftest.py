@@ -123,7 +123,43 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
 }
 
+ADMITTED = [
+    "llama",
+    "qwen2",
+    "qwen3",
+    "mistral",
+    "gemma2",
+    "gemma3_text",
+    "gemma4_text",
+    "phi3",
+    "gpt2",
+    "gpt_oss",
+    "olmo2",
+    "olmo3",
+    "smollm3",
+    "mixtral",
+    "granite",
+    "glm4",
+    "starcoder2",
+    "cohere2",
+    "exaone4",
+    "qwen3_moe",
+    "hunyuan_v1_dense",
+    "ministral3",
+    "minimax_m2",
+    "deepseek_v3",
+    "gpt_neox",
+    "opt",
+]
+"""The families that the gate admits: each is served, and planned as it is served."""
+
 MakeModel = Callable[..., Any]
+
+
+@pytest.fixture(params=ADMITTED)
+def admitted_family(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
 
 
 @pytest.fixture(scope="session")

@@ -9,30 +9,13 @@ import pytest
 from pykv import Engine, EngineConfig, KvPlan, plan
 
 KV_MEMORY_BYTES = 2**20 + 12_345
-FAMILIES = [
-    *(
-        "llama",
-        "qwen2",
-        "qwen3",
-        "mistral",
-        "gemma2",
-        "gemma3_text",
-        "gemma4_text",
-        "phi3",
-        "gpt2",
-        "gpt_oss",
-    ),
-    *("olmo2", "olmo3", "smollm3", "mixtral", "granite", "glm4", "starcoder2", "cohere2", "exaone4"),
-    *("qwen3_moe", "hunyuan_v1_dense", "ministral3", "minimax_m2", "deepseek_v3", "gpt_neox", "opt"),
-]
 
 
 @pytest.mark.parametrize("kv_dtype", ["f32", "int8"])
-@pytest.mark.parametrize("family", FAMILIES)
 def test_the_engine_counts_what_was_planned(
-    family: str, kv_dtype: str, make_model: Any, tiny_tokenizer: Any
+    admitted_family: str, kv_dtype: str, make_model: Any, tiny_tokenizer: Any
 ) -> None:
-    compare(make_model(family), tiny_tokenizer, kv_dtype)
+    compare(make_model(admitted_family), tiny_tokenizer, kv_dtype)
 
 
 def test_a_group_that_is_not_full_is_counted_whole(make_model: Any, tiny_tokenizer: Any) -> None:
