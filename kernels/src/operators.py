@@ -5,8 +5,7 @@
 
 from __future__ import annotations
 
-from torch import Tensor
-from torch.library import custom_op
+from torch import Tensor, library
 
 from pykv.kernels.arguments import Batch, Caches, Result, Rule, Workspace
 from pykv.kernels.attend import attend
@@ -17,7 +16,7 @@ from pykv.kernels.write_kv import launch_write_kv
 __all__ = ["copy_blocks", "paged_attention", "transfer_blocks", "write_kv"]
 
 
-@custom_op("pykv::triton_write_kv", mutates_args=("key_cache", "value_cache", "scales"))
+@library.custom_op("pykv::triton_write_kv", mutates_args=("key_cache", "value_cache", "scales"))
 def write_kv(
     key: Tensor,
     value: Tensor,
@@ -31,7 +30,7 @@ def write_kv(
         launch_write_kv(key, value, Caches(key_cache, value_cache, scales), slot_mapping)
 
 
-@custom_op("pykv::triton_copy_blocks", mutates_args=("key_cache", "value_cache", "scales"))
+@library.custom_op("pykv::triton_copy_blocks", mutates_args=("key_cache", "value_cache", "scales"))
 def copy_blocks(key_cache: Tensor, value_cache: Tensor, scales: Tensor | None, pairs: Tensor) -> None:
     """Copies blocks of one layer inside its pool; see `launch_copy_blocks`."""
     caches = Caches(key_cache, value_cache, scales)
@@ -39,7 +38,9 @@ def copy_blocks(key_cache: Tensor, value_cache: Tensor, scales: Tensor | None, p
         launch_copy_blocks(caches, caches, pairs)
 
 
-@custom_op("pykv::triton_transfer_blocks", mutates_args=("key_target", "value_target", "scales_target"))
+@library.custom_op(
+    "pykv::triton_transfer_blocks", mutates_args=("key_target", "value_target", "scales_target")
+)
 def transfer_blocks(
     key_source: Tensor,
     value_source: Tensor,
@@ -55,7 +56,7 @@ def transfer_blocks(
         launch_copy_blocks(source, Caches(key_target, value_target, scales_target), pairs)
 
 
-@custom_op(
+@library.custom_op(
     "pykv::triton_paged_attention", mutates_args=("out", "lse", "partial_out", "partial_lse", "prefixes")
 )
 def paged_attention(

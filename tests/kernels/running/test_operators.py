@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 import torch
 from paged_cases import Case, PagedBatch, build, share_keys
-from torch import Tensor
-from torch.library import opcheck
+from torch import Tensor, library
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pykv.attention import triton_backend
@@ -73,7 +72,7 @@ def caches_of(paged: PagedBatch) -> tuple[Tensor, Tensor, Tensor | None]:
 def test_an_operator_declares_what_it_changes_and_has_a_fake(name: str) -> None:
     arguments = ARGUMENTS[name](build(Case(rows=((1, 20), (1, 3)), num_heads=2)))
     checks = ("test_schema", "test_faketensor", "test_aot_dispatch_static")
-    opcheck(getattr(operators, name.partition(",")[0]), arguments, test_utils=checks)
+    library.opcheck(getattr(operators, name.partition(",")[0]), arguments, test_utils=checks)
 
 
 @pytest.mark.parametrize("name", sorted({name.partition(",")[0] for name in ARGUMENTS}))
