@@ -36,9 +36,9 @@ pub(crate) enum Load {
 impl Load {
     fn percentage(self, stage: Stage) -> usize {
         match (self, stage) {
-            (Load::FewRows, Stage::Keys) => 36,
-            (Load::FewRows, Stage::Scores) => 54,
-            (Load::FewRows, Stage::Weights) => 67,
+            (Load::FewRows, Stage::Keys) => 24,
+            (Load::FewRows, Stage::Scores) => 40,
+            (Load::FewRows, Stage::Weights) => 54,
             (Load::ManyRows, Stage::Keys) => 3,
             (Load::ManyRows, Stage::Scores) => 43,
             (Load::ManyRows, Stage::Weights) => 54,
@@ -183,7 +183,7 @@ mod tests {
             ahead.enter(Stage::Scores, 2);
             ahead.ask(Portable);
             ahead.ask(Portable);
-            assert!((53..=54).contains(&ahead.asked));
+            assert!((39..=40).contains(&ahead.asked));
         }
     }
 
