@@ -66,11 +66,12 @@ impl UnitRun<'_> {
     fn look_ahead(&self, unit: &Unit, start: usize, next: Option<&Unit>, ahead: &mut Ahead) {
         ahead.clear();
         let caches = [&self.call.key_cache, &self.call.value_cache];
+        let scales = &self.call.scales;
         if start < unit.seen.end.min(unit.segments.end * SEGMENT) {
-            span::look_ahead(unit, &self.plan.blocks, caches, start, ahead);
+            span::look_ahead(unit, &self.plan.blocks, caches, scales, start, ahead);
         } else if let Some(next) = next {
             let start = (next.segments.start * SEGMENT).max(next.seen.start / SPAN * SPAN);
-            span::look_ahead(next, &self.plan.blocks, caches, start, ahead);
+            span::look_ahead(next, &self.plan.blocks, caches, scales, start, ahead);
         }
     }
 
