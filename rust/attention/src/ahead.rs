@@ -23,10 +23,10 @@ pub(crate) enum Stage {
     Outputs,
 }
 
-/// Which part of the work a stage is: the percentage of a turn's lines that were asked for at the end of each.
+/// What a turn's stages take, and so when its lines are asked for.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Load {
-    /// A few rows read each key and value: every stage takes about as long, and the values are summed where they are.
+    /// A few rows read each key and value: all stages wait for memory, and the values are summed where they are.
     #[default]
     FewRows,
     /// Many rows do: the products take nearly all of the time.
@@ -34,6 +34,8 @@ pub(crate) enum Load {
 }
 
 impl Load {
+    /// The percentage of a turn's lines that were asked for at the end of a stage. Those of few rows are the fastest
+    /// of some that were tried; those of many rows follow the stages' times.
     fn percentage(self, stage: Stage) -> usize {
         match (self, stage) {
             (Load::FewRows, Stage::Keys) => 24,
