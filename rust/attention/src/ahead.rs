@@ -12,14 +12,42 @@ const LINE: usize = 64;
 /// The most stretches that are kept; memory beyond them is read when it is needed.
 const MOST_STRETCHES: usize = 256;
 
-/// The work on a KV head's span, by the percentage of its turn's lines that were asked for at the end of each stage.
+/// The stages of the work on a KV head's span, in their order.
 #[derive(Debug, Clone, Copy)]
-#[repr(usize)]
 pub(crate) enum Stage {
-    Keys = 36,
-    Scores = 54,
-    Weights = 67,
-    Values = 100,
+    Keys,
+    Scores,
+    Weights,
+    Values,
+    /// The weighted sums, where the values were copied first.
+    Outputs,
+}
+
+/// What a turn's stages take, and so when its lines are asked for.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Load {
+    /// A few rows read each key and value: all stages wait for memory, and the values are summed where they are.
+    #[default]
+    FewRows,
+    /// Many rows do: the products take nearly all of the time.
+    ManyRows,
+}
+
+impl Load {
+    /// The percentage of a turn's lines that were asked for at the end of a stage. Those of few rows are the fastest
+    /// of some that were tried; those of many rows follow the stages' times.
+    fn percentage(self, stage: Stage) -> usize {
+        match (self, stage) {
+            (Load::FewRows, Stage::Keys) => 24,
+            (Load::FewRows, Stage::Scores) => 40,
+            (Load::FewRows, Stage::Weights) => 54,
+            (Load::ManyRows, Stage::Keys) => 3,
+            (Load::ManyRows, Stage::Scores) => 43,
+            (Load::ManyRows, Stage::Weights) => 54,
+            (Load::ManyRows, Stage::Values) => 57,
+            (Load::FewRows, Stage::Values) | (_, Stage::Outputs) => 100,
+        }
+    }
 }
 
 /// Memory that lies side by side.
@@ -41,9 +69,10 @@ pub(crate) struct Ahead {
     /// How many lines should have been asked for by now, in 65,536ths, and how many more by the next time.
     goal: usize,
     pace: usize,
-    /// Which of how many equal turns this is.
+    /// Which of how many equal turns this is, and of what kind.
     turn: usize,
     num_turns: usize,
+    load: Load,
 }
 
 impl Ahead {
@@ -74,14 +103,15 @@ impl Ahead {
     }
 
     /// Begins turn `turn` of `num_turns`, each of which asks for an equal share.
-    pub(crate) fn begin(&mut self, turn: usize, num_turns: usize) {
-        (self.turn, self.num_turns) = (turn, num_turns);
+    pub(crate) fn begin(&mut self, turn: usize, num_turns: usize, load: Load) {
+        (self.turn, self.num_turns, self.load) = (turn, num_turns, load);
     }
 
     /// Begins a stage of the present turn, in which memory is asked for `times` times.
     #[inline(always)]
     pub(crate) fn enter(&mut self, stage: Stage, times: usize) {
-        let goal = (self.num_lines << 16) / (100 * self.num_turns) * (100 * self.turn + stage as usize);
+        let goal =
+            (self.num_lines << 16) / (100 * self.num_turns) * (100 * self.turn + self.load.percentage(stage));
         self.pace = goal.saturating_sub(self.goal).div_ceil(times.max(1));
     }
 
@@ -128,17 +158,18 @@ mod tests {
         ahead.add(60 as *const u8, 8);
         ahead.add(1280 as *const u8, 64 * 198);
         assert_eq!(ahead.num_lines, 200);
-        for turn in 0..2 {
-            ahead.begin(turn, 2);
+        let stages = [Stage::Keys, Stage::Scores, Stage::Weights, Stage::Values, Stage::Outputs];
+        for (turn, load) in [Load::FewRows, Load::ManyRows].into_iter().enumerate() {
+            ahead.begin(turn, 2, load);
             let mut before = 0;
-            for stage in [Stage::Keys, Stage::Scores, Stage::Weights, Stage::Values] {
+            for stage in stages {
                 ahead.enter(stage, 10);
                 for time in 1..=10 {
                     ahead.ask(Portable);
-                    let share = before as f64 + (stage as usize - before) as f64 * time as f64 / 10.0;
+                    let share = before as f64 + (load.percentage(stage) - before) as f64 * time as f64 / 10.0;
                     assert!((ahead.asked as f64 - 100.0 * turn as f64 - share).abs() <= 1.0);
                 }
-                before = stage as usize;
+                before = load.percentage(stage);
             }
         }
         assert!(ahead.asked >= 199);
@@ -149,19 +180,19 @@ mod tests {
     fn a_stage_that_comes_again_asks_for_nothing_more() {
         let mut ahead = Ahead::default();
         ahead.add(64 as *const u8, 64 * 100);
-        ahead.begin(0, 1);
+        ahead.begin(0, 1, Load::FewRows);
         for _ in 0..2 {
             ahead.enter(Stage::Scores, 2);
             ahead.ask(Portable);
             ahead.ask(Portable);
-            assert!((Stage::Scores as usize - 1..=Stage::Scores as usize).contains(&ahead.asked));
+            assert!((39..=40).contains(&ahead.asked));
         }
     }
 
     #[test]
     fn without_memory_nothing_is_asked_for() {
         let mut ahead = Ahead::default();
-        ahead.begin(0, 1);
+        ahead.begin(0, 1, Load::FewRows);
         ahead.enter(Stage::Values, 1);
         ahead.ask(Portable);
         assert_eq!(ahead.asked, 0);

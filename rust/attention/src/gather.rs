@@ -30,11 +30,13 @@ pub(crate) unsafe fn gather_keys<A: Arithmetic, E: Element>(arithmetic: A, job: 
         for (chunk, value) in (0..job.head_dim).step_by(num_values).enumerate() {
             // No closure here: it might be compiled without the instructions of its caller.
             let mut rows = [arithmetic.splat(0.0); MOST_LANES];
-            for (row, lanes) in rows.iter_mut().enumerate().take(A::LANES) {
-                // SAFETY: the row holds `head_dim` values.
-                *lanes = unsafe {
-                    arithmetic.load_values::<E>(job.rows[first_row + row], value, job.head_dim - value)
+            for row in (0..A::LANES).step_by(2) {
+                // SAFETY: the rows hold `head_dim` values.
+                let two = unsafe {
+                    let pointers = job.rows.as_ptr().add(first_row + row);
+                    arithmetic.load_two::<E>(pointers, value, job.head_dim - value)
                 };
+                [rows[row], rows[row + 1]] = two;
             }
             let to = job.to.wrapping_add(chunk * A::LANES * job.stride + first_row);
             ahead.ask(arithmetic);

@@ -21,7 +21,7 @@ pub enum InstructionSet {
     Avx2,
     /// AVX-512 F, BW, VL and DQ.
     Avx512,
-    /// AVX-512 with products of bf16.
+    /// AVX-512 with products of bf16 (BF16) and permutations of bytes (VBMI).
     Avx512Bf16,
 }
 
@@ -195,5 +195,5 @@ compile!(
 compile!(
     of_avx512_bf16, avx512_bf16, Avx512Bf16, Avx512Bf16::assume(),
     [Bf16 => Brain, Int8 => Byte, Fp8 => Small; Format::F32 | Format::F16],
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,fma,f16c")]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx512vbmi,fma,f16c")]
 );

@@ -24,6 +24,8 @@ pub(crate) struct Product {
     pub(crate) num_rows: usize,
     pub(crate) num_steps: usize,
     pub(crate) num_columns: usize,
+    /// Which part of the work this is.
+    pub(crate) stage: Stage,
 }
 
 /// After how many steps more memory is asked for.
@@ -41,7 +43,7 @@ pub(crate) unsafe fn multiply<A: Arithmetic>(arithmetic: A, job: &Product, ahead
     let num_vectors = job.num_columns.div_ceil(A::LANES);
     let num_tiles = num_vectors.div_ceil(A::TILE_VECTORS);
     let times_per_tile = job.num_rows.div_ceil(TILE_ROWS) * job.num_steps.div_ceil(STEPS_PER_ASK);
-    ahead.enter(Stage::Scores, num_tiles * times_per_tile);
+    ahead.enter(job.stage, num_tiles * times_per_tile);
     let mut vector = 0;
     for tile in 0..num_tiles {
         let width = (num_vectors - vector).div_ceil(num_tiles - tile);

@@ -36,9 +36,10 @@ pub(crate) trait Simd: Copy {
     fn max(self, a: Self::Floats, b: Self::Floats) -> Self::Floats;
     /// The smaller; `b` where one is NaN.
     fn min(self, a: Self::Floats, b: Self::Floats) -> Self::Floats;
-    /// The nearest whole number, for magnitudes below 2^22.
-    fn round(self, a: Self::Floats) -> Self::Floats;
-    /// `a * 2^exponent` for whole exponents from -150 to 128.
+    /// The whole number that `a` is nearest to, and the rest. Whole numbers below -150 and above 128 may stand for
+    /// each other.
+    fn split(self, a: Self::Floats) -> [Self::Floats; 2];
+    /// `a * 2^exponent` for exponents from `split`.
     fn scale(self, a: Self::Floats, exponent: Self::Floats) -> Self::Floats;
     /// Lanes `first..end` of `a`, `fill` elsewhere; the bounds may lie outside the vector.
     fn keep(self, a: Self::Floats, first: i32, end: i32, fill: f32) -> Self::Floats;
@@ -48,6 +49,8 @@ pub(crate) trait Simd: Copy {
     fn lane0(self, a: Self::Floats) -> f32;
     /// The largest lane.
     fn maximum(self, a: Self::Floats) -> f32;
+    /// Whether any lane is above the bound.
+    fn exceeds(self, a: Self::Floats, bound: f32) -> bool;
 
     /// # Safety
     /// `LANES` singles can be read at `from`.
@@ -69,11 +72,17 @@ pub(crate) trait Arithmetic: Simd {
     /// `sum + lanes · broadcast`, lane by lane.
     fn accumulate(self, sum: Self::Floats, lanes: Self::Floats, broadcast: Self::Floats) -> Self::Floats;
 
-    /// `LANES * VALUES` values of a row from value `first` on; only `count` of them exist, the others become 0.
+    /// `LANES * VALUES` values of each of two rows from value `first` on; only `count` of them exist, the others
+    /// become 0.
     ///
     /// # Safety
-    /// The values `first..first + min(count, LANES * VALUES)` of the row can be read.
-    unsafe fn load_values<E: Element>(self, row: *const u8, first: usize, count: usize) -> Self::Floats;
+    /// Two row pointers can be read at `rows`, and of each row the values `first..first + min(count, LANES * VALUES)`.
+    unsafe fn load_two<E: Element>(
+        self,
+        rows: *const *const u8,
+        first: usize,
+        count: usize,
+    ) -> [Self::Floats; 2];
 
     /// Writes the lanes of the first `LANES` rows as columns: lane i of row r goes to `to + i * stride + r`.
     ///
@@ -84,7 +93,7 @@ pub(crate) trait Arithmetic: Simd {
     /// One step of values: lane i holds value `first + i` of each of `VALUES` rows, for `LANES * VALUES` lanes.
     ///
     /// # Safety
-    /// `VALUES` row pointers can be read at `rows`, each as `load_values` asks.
+    /// `VALUES` row pointers can be read at `rows`, and their values as `load_two` asks.
     unsafe fn load_step<E: Element>(self, rows: *const *const u8, first: usize, count: usize) -> Self::Chunk;
 
     /// Writes the weights of `LANES` positions as packed values, the first at position `first` of `to`, and
@@ -100,9 +109,7 @@ pub(crate) trait Arithmetic: Simd {
 pub(crate) fn exp2<S: Simd>(simd: S, x: S::Floats) -> S::Floats {
     const COEFFICIENTS: [f32; 6] =
         [1.534_581_1e-4, 1.339_993_1e-3, 9.618_489e-3, 5.550_328_6e-2, 2.402_264_6e-1, 6.931_472e-1];
-    let x = simd.min(simd.splat(128.0), simd.max(simd.splat(-150.0), x));
-    let whole = simd.round(x);
-    let part = simd.sub(x, whole);
+    let [whole, part] = simd.split(x);
     let mut power = simd.splat(COEFFICIENTS[0]);
     for coefficient in &COEFFICIENTS[1..] {
         power = simd.multiply_add(power, part, simd.splat(*coefficient));

@@ -6,8 +6,8 @@ use crate::simd::{self, Arithmetic};
 
 /// Rows of one span that see the same positions.
 pub(crate) struct Softmax {
-    /// `[num_rows][SPAN]` plain products of query and key; overwritten.
-    pub(crate) scores: *mut f32,
+    /// `[num_rows][SPAN]` plain products of query and key.
+    pub(crate) scores: *const f32,
     /// `[num_rows][SPAN / VALUES]` lanes: the weights, 0 where a position is not seen.
     pub(crate) weights: *mut u32,
     /// The distance between two rows of `weights`, in words.
@@ -32,6 +32,9 @@ pub(crate) struct Softmax {
     pub(crate) value_scales: *const f32,
 }
 
+/// As many vectors as the narrowest unit needs for a span.
+const MOST_VECTORS: usize = SPAN / 8;
+
 /// Turns the scores of each row into weights.
 ///
 /// # Safety
@@ -43,79 +46,121 @@ pub(crate) unsafe fn soften<A: Arithmetic>(arithmetic: A, job: &Softmax, ahead: 
         ahead.ask(arithmetic);
         // SAFETY: the row exists.
         unsafe {
-            let scores = job.scores.add(row * SPAN);
-            let old = *job.maxima.add(row);
-            let new = old.max(finish_scores(arithmetic, job, scores));
-            let factor = simd::exp2(arithmetic, arithmetic.splat(old - new));
-            let factor = arithmetic.lane0(factor);
-            let total = weigh(arithmetic, job, scores, job.weights.add(row * job.weights_stride), new);
-            *job.maxima.add(row) = new;
-            *job.factors.add(row) = factor;
-            *job.totals.add(row) = *job.totals.add(row) * factor + total;
+            if job.first == 0 && job.end == SPAN {
+                soften_row::<A, false>(arithmetic, job, row);
+            } else {
+                soften_row::<A, true>(arithmetic, job, row);
+            }
         }
     }
 }
 
-/// Scales, bends and masks one row of scores, and returns the largest.
+/// Turns the scores of one row into weights. Unless `CUT`, the row sees the whole span.
 ///
 /// # Safety
-/// `SPAN` scores can be read and written, and the job's key scales read.
+/// As for [`soften`]; the row exists.
 #[inline(always)]
-unsafe fn finish_scores<A: Arithmetic>(arithmetic: A, job: &Softmax, scores: *mut f32) -> f32 {
+unsafe fn soften_row<A: Arithmetic, const CUT: bool>(arithmetic: A, job: &Softmax, row: usize) {
+    let mut scores = [arithmetic.splat(0.0); MOST_VECTORS];
+    // SAFETY: the row has an entry in each of the job's arrays, and `SPAN` scores and weights.
+    unsafe {
+        let largest = finish_scores::<A, CUT>(arithmetic, job, job.scores.add(row * SPAN), &mut scores);
+        let old = *job.maxima.add(row);
+        // Mostly no score is above the maximum: then nothing is scaled, and the lanes need not be compared.
+        let (new, factor) = if old > f32::NEG_INFINITY && !arithmetic.exceeds(largest, old) {
+            (old, 1.0)
+        } else {
+            let new = old.max(arithmetic.maximum(largest));
+            (new, arithmetic.lane0(simd::exp2(arithmetic, arithmetic.splat(old - new))))
+        };
+        let weights = job.weights.add(row * job.weights_stride);
+        let total = weigh::<A, CUT>(arithmetic, job, &scores, weights, new);
+        *job.maxima.add(row) = new;
+        *job.factors.add(row) = factor;
+        *job.totals.add(row) = *job.totals.add(row) * factor + total;
+    }
+}
+
+/// Scales, bends and masks one row of products, and returns the largest score, lane by lane.
+///
+/// # Safety
+/// `SPAN` products can be read, and the job's key scales.
+#[inline(always)]
+unsafe fn finish_scores<A: Arithmetic, const CUT: bool>(
+    arithmetic: A,
+    job: &Softmax,
+    products: *const f32,
+    scores: &mut [A::Floats; MOST_VECTORS],
+) -> A::Floats {
     let (inner, outer) = if job.softcap > 0.0 {
         (job.scale / job.softcap, job.softcap * std::f32::consts::LOG2_E)
     } else {
         (job.scale * std::f32::consts::LOG2_E, 1.0)
     };
     let mut largest = arithmetic.splat(f32::NEG_INFINITY);
-    for position in (0..SPAN).step_by(A::LANES) {
+    for (place, score) in scores.iter_mut().enumerate().take(SPAN / A::LANES) {
+        let position = place * A::LANES;
         // SAFETY: the vector lies in the span.
         unsafe {
-            let mut score = arithmetic.mul(arithmetic.load(scores.add(position)), arithmetic.splat(inner));
+            *score = arithmetic.mul(arithmetic.load(products.add(position)), arithmetic.splat(inner));
             if !job.key_scales.is_null() {
-                score = arithmetic.mul(score, arithmetic.load(job.key_scales.add(position)));
+                *score = arithmetic.mul(*score, arithmetic.load(job.key_scales.add(position)));
             }
-            if job.softcap > 0.0 {
-                score = arithmetic.mul(simd::tanh(arithmetic, score), arithmetic.splat(outer));
-            }
-            let (first, end) = (job.first as i32 - position as i32, job.end as i32 - position as i32);
-            score = arithmetic.keep(score, first, end, f32::NEG_INFINITY);
-            arithmetic.store(scores.add(position), score);
-            largest = arithmetic.max(score, largest);
         }
+        if job.softcap > 0.0 {
+            *score = arithmetic.mul(simd::tanh(arithmetic, *score), arithmetic.splat(outer));
+        }
+        if CUT {
+            *score = keep_seen(arithmetic, job, position, *score, f32::NEG_INFINITY);
+        }
+        largest = arithmetic.max(*score, largest);
     }
-    arithmetic.maximum(largest)
+    largest
 }
 
 /// Writes the weights of one row of scores, and returns their sum.
 ///
 /// # Safety
-/// `SPAN` scores and the job's value scales can be read, and `SPAN / VALUES` words of weights written.
+/// The job's value scales can be read, and `SPAN / VALUES` words of weights written.
 #[inline(always)]
-unsafe fn weigh<A: Arithmetic>(
+unsafe fn weigh<A: Arithmetic, const CUT: bool>(
     arithmetic: A,
     job: &Softmax,
-    scores: *const f32,
+    scores: &[A::Floats; MOST_VECTORS],
     weights: *mut u32,
     maximum: f32,
 ) -> f32 {
     let mut total = arithmetic.splat(0.0);
-    for position in (0..SPAN).step_by(A::LANES) {
+    for (place, score) in scores.iter().enumerate().take(SPAN / A::LANES) {
+        let position = place * A::LANES;
+        let mut weight = simd::exp2(arithmetic, arithmetic.sub(*score, arithmetic.splat(maximum)));
+        if CUT {
+            weight = keep_seen(arithmetic, job, position, weight, 0.0);
+        }
         // SAFETY: the vector lies in the span.
-        unsafe {
-            let score = arithmetic.load(scores.add(position));
-            let weight = simd::exp2(arithmetic, arithmetic.sub(score, arithmetic.splat(maximum)));
-            let (first, end) = (job.first as i32 - position as i32, job.end as i32 - position as i32);
-            let weight = arithmetic.keep(weight, first, end, 0.0);
-            let counted = if job.value_scales.is_null() {
+        let counted = unsafe {
+            if job.value_scales.is_null() {
                 arithmetic.store_weights(weights, position, weight)
             } else {
                 let scales = arithmetic.load(job.value_scales.add(position));
                 arithmetic.store_weights(weights, position, arithmetic.mul(weight, scales));
                 weight
-            };
-            total = arithmetic.add(total, counted);
-        }
+            }
+        };
+        total = arithmetic.add(total, counted);
     }
     arithmetic.sum(total)
+}
+
+/// `numbers` of the positions from `position` on, `fill` where a position is not seen.
+#[inline(always)]
+fn keep_seen<A: Arithmetic>(
+    arithmetic: A,
+    job: &Softmax,
+    position: usize,
+    numbers: A::Floats,
+    fill: f32,
+) -> A::Floats {
+    let (first, end) = (job.first as i32 - position as i32, job.end as i32 - position as i32);
+    arithmetic.keep(numbers, first, end, fill)
 }

@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::scratch::{Scratch, SpanRows};
 use super::span;
 use super::unit::UnitRun;
-use crate::ahead::Ahead;
+use crate::ahead::{Ahead, Load, Stage};
 use crate::gather::Gather;
 use crate::plan::Unit;
 use crate::product::Product;
@@ -51,8 +51,9 @@ impl UnitRun<'_> {
         while start < end {
             self.look_ahead(unit, start + SPAN, next, &mut scratch.ahead);
             let heads = unit.kv_heads.len();
+            let load = if self.sums_in_place(unit) { Load::FewRows } else { Load::ManyRows };
             for (index, kv_head) in unit.kv_heads.clone().enumerate() {
-                scratch.ahead.begin(index, heads);
+                scratch.ahead.begin(index, heads, load);
                 let first_row = index * unit.tokens.len() * self.shape.group();
                 // SAFETY: the same contract.
                 unsafe { self.reduce_span(&Place { unit, start, kv_head, first_row }, scratch, rows) };
@@ -65,11 +66,12 @@ impl UnitRun<'_> {
     fn look_ahead(&self, unit: &Unit, start: usize, next: Option<&Unit>, ahead: &mut Ahead) {
         ahead.clear();
         let caches = [&self.call.key_cache, &self.call.value_cache];
+        let scales = &self.call.scales;
         if start < unit.seen.end.min(unit.segments.end * SEGMENT) {
-            span::look_ahead(unit, &self.plan.blocks, caches, start, ahead);
+            span::look_ahead(unit, &self.plan.blocks, caches, scales, start, ahead);
         } else if let Some(next) = next {
             let start = (next.segments.start * SEGMENT).max(next.seen.start / SPAN * SPAN);
-            span::look_ahead(next, &self.plan.blocks, caches, start, ahead);
+            span::look_ahead(next, &self.plan.blocks, caches, scales, start, ahead);
         }
     }
 
@@ -172,6 +174,7 @@ impl UnitRun<'_> {
                     num_rows,
                     num_steps: self.geometry.key_steps(&self.kernels),
                     num_columns: SPAN,
+                    stage: Stage::Scores,
                 },
                 &mut scratch.ahead,
             );
@@ -302,6 +305,7 @@ impl UnitRun<'_> {
                     num_rows,
                     num_steps: steps.len(),
                     num_columns: self.geometry.head_dim_v,
+                    stage: Stage::Outputs,
                 },
                 &mut scratch.ahead,
             );

@@ -6,7 +6,7 @@ use super::scratch::SpanRows;
 use crate::SPAN;
 use crate::ahead::Ahead;
 use crate::plan::{PlanShape, Token, Unit};
-use crate::view::{CacheView, ScalesView, Side};
+use crate::view::{CacheView, Scales, ScalesView, Side};
 
 /// The positions of the span at `start` that the unit reads.
 pub(super) fn read_positions(unit: &Unit, start: usize) -> Range<usize> {
@@ -68,22 +68,42 @@ pub(super) fn find_rows(
     });
 }
 
-/// Lists the memory that the span at `start` reads of the caches.
+/// Lists the memory that the span at `start` reads of the caches and, if they have any, of the tokens' scales.
 pub(super) fn look_ahead(
     unit: &Unit,
     blocks: &[usize],
     caches: [&CacheView; 2],
+    scales: &Scales,
     start: usize,
     ahead: &mut Ahead,
 ) {
     let block_size = caches[0].block_size();
     for_each_block(unit, blocks, block_size, read_positions(unit, start), |id, offset, positions| {
-        for cache in caches {
+        for (cache, side) in caches.into_iter().zip([Side::Key, Side::Value]) {
             for kv_head in unit.kv_heads.clone() {
                 add_rows(cache, id, kv_head, offset, positions.len(), ahead);
             }
+            if let Scales::Token(scales) = scales {
+                for kv_head in unit.kv_heads.clone() {
+                    add_scales(
+                        scales.entry(id, side, kv_head, offset),
+                        scales.strides[3],
+                        positions.len(),
+                        ahead,
+                    );
+                }
+            }
         }
     });
+}
+
+fn add_scales(first: *const f32, stride: isize, count: usize, ahead: &mut Ahead) {
+    if stride == 1 {
+        return ahead.add(first.cast(), count * size_of::<f32>());
+    }
+    for step in 0..count as isize {
+        ahead.add(first.wrapping_offset(step * stride).cast(), size_of::<f32>());
+    }
 }
 
 fn add_rows(cache: &CacheView, id: usize, kv_head: usize, offset: usize, count: usize, ahead: &mut Ahead) {
@@ -113,14 +133,28 @@ pub(super) unsafe fn read_scales(
     keys[..SPAN].fill(0.0);
     values[..SPAN].fill(0.0);
     for_each_block(unit, blocks, block_size, read_positions(unit, start), |id, offset, positions| {
-        for (step, position) in positions.enumerate() {
-            // SAFETY: the block's id is checked, and the offset lies in the block.
-            unsafe {
-                keys[position - start] = *scales.entry(id, Side::Key, kv_head, offset + step);
-                values[position - start] = *scales.entry(id, Side::Value, kv_head, offset + step);
-            }
+        let place = positions.start - start..positions.end - start;
+        for (side, to) in [(Side::Key, &mut keys[place.clone()]), (Side::Value, &mut values[place])] {
+            let from = scales.entry(id, side, kv_head, offset);
+            // SAFETY: the block's id is checked, and the offsets lie in the block.
+            unsafe { copy_strided(from, scales.strides[3], to) };
         }
     });
+}
+
+/// # Safety
+/// `to.len()` singles can be read from `from` on, `stride` singles apart.
+unsafe fn copy_strided(from: *const f32, stride: isize, to: &mut [f32]) {
+    if stride == 1 {
+        // SAFETY: by this function's contract; scratch memory is not the cache's.
+        return unsafe { from.copy_to_nonoverlapping(to.as_mut_ptr(), to.len()) };
+    }
+    let mut from = from;
+    for to in to {
+        // SAFETY: by this function's contract.
+        *to = unsafe { *from };
+        from = from.wrapping_offset(stride);
+    }
 }
 
 #[cfg(test)]

@@ -49,7 +49,11 @@ impl Simd for Avx2 {
         multiply_add(a: __m256, b: __m256, c: __m256) -> __m256 { _mm256_fmadd_ps(a, b, c) }
         max(a: __m256, b: __m256) -> __m256 { _mm256_max_ps(a, b) }
         min(a: __m256, b: __m256) -> __m256 { _mm256_min_ps(a, b) }
-        round(a: __m256) -> __m256 { _mm256_round_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(a) }
+        split(a: __m256) -> [__m256; 2] { {
+            let a = _mm256_min_ps(_mm256_set1_ps(128.0), _mm256_max_ps(_mm256_set1_ps(-150.0), a));
+            let whole = _mm256_round_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(a);
+            [whole, _mm256_sub_ps(a, whole)]
+        } }
         scale(a: __m256, exponent: __m256) -> __m256 { {
             let biased = _mm256_add_epi32(_mm256_cvtps_epi32(exponent), _mm256_set1_epi32(127));
             let biased = _mm256_max_epi32(biased, _mm256_setzero_si256());
@@ -73,6 +77,9 @@ impl Simd for Avx2 {
             let quarter = _mm_max_ps(half, _mm_movehl_ps(half, half));
             _mm_cvtss_f32(_mm_max_ss(quarter, _mm_shuffle_ps::<1>(quarter, quarter)))
         } }
+        exceeds(a: __m256, bound: f32) -> bool {
+            _mm256_movemask_ps(_mm256_cmp_ps::<_CMP_GT_OQ>(a, _mm256_set1_ps(bound))) != 0
+        }
     }
 
     #[inline(always)]
@@ -132,15 +139,11 @@ impl Avx2 {
     }
 }
 
-impl Arithmetic for Avx2 {
-    const VALUES: usize = 1;
-    type Chunk = [__m256; 1];
-
-    #[inline(always)]
-    fn accumulate(self, sum: __m256, lanes: __m256, broadcast: __m256) -> __m256 {
-        self.multiply_add(lanes, broadcast, sum)
-    }
-
+impl Avx2 {
+    /// `LANES` values of a row from value `first` on; only `count` of them exist, the others become 0.
+    ///
+    /// # Safety
+    /// The values `first..first + min(count, LANES)` of the row can be read.
     #[inline(always)]
     unsafe fn load_values<E: Element>(self, row: *const u8, first: usize, count: usize) -> __m256 {
         let from = row.wrapping_add(first * E::FORMAT.bytes());
@@ -153,6 +156,24 @@ impl Arithmetic for Avx2 {
         unsafe {
             std::ptr::copy_nonoverlapping(from, padded.as_mut_ptr(), count * E::FORMAT.bytes());
             self.load_eight::<E>(padded.as_ptr())
+        }
+    }
+}
+
+impl Arithmetic for Avx2 {
+    const VALUES: usize = 1;
+    type Chunk = [__m256; 1];
+
+    #[inline(always)]
+    fn accumulate(self, sum: __m256, lanes: __m256, broadcast: __m256) -> __m256 {
+        self.multiply_add(lanes, broadcast, sum)
+    }
+
+    #[inline(always)]
+    unsafe fn load_two<E: Element>(self, rows: *const *const u8, first: usize, count: usize) -> [__m256; 2] {
+        // SAFETY: two row pointers can be read, and their values.
+        unsafe {
+            [self.load_values::<E>(*rows, first, count), self.load_values::<E>(*rows.add(1), first, count)]
         }
     }
 

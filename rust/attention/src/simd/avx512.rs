@@ -57,7 +57,11 @@ impl Simd for Avx512 {
         multiply_add(a: __m512, b: __m512, c: __m512) -> __m512 { _mm512_fmadd_ps(a, b, c) }
         max(a: __m512, b: __m512) -> __m512 { _mm512_max_ps(a, b) }
         min(a: __m512, b: __m512) -> __m512 { _mm512_min_ps(a, b) }
-        round(a: __m512) -> __m512 { _mm512_roundscale_ps::<0>(a) }
+        /* The rest of an infinity is 0, and the scaling below takes any exponent. */
+        split(a: __m512) -> [__m512; 2] { {
+            let rest = _mm512_reduce_ps::<0>(a);
+            [_mm512_sub_ps(a, rest), rest]
+        } }
         scale(a: __m512, exponent: __m512) -> __m512 { _mm512_scalef_ps(a, exponent) }
         keep(a: __m512, first: i32, end: i32, fill: f32) -> __m512 { {
             let below = low_lanes(first.clamp(0, 16) as usize);
@@ -67,6 +71,9 @@ impl Simd for Avx512 {
         sum(a: __m512) -> f32 { _mm512_reduce_add_ps(a) }
         lane0(a: __m512) -> f32 { _mm512_cvtss_f32(a) }
         maximum(a: __m512) -> f32 { _mm512_reduce_max_ps(a) }
+        exceeds(a: __m512, bound: f32) -> bool {
+            _mm512_cmp_ps_mask::<_CMP_GT_OQ>(a, _mm512_set1_ps(bound)) != 0
+        }
     }
 
     #[inline(always)]
@@ -146,15 +153,11 @@ impl Avx512 {
     }
 }
 
-impl Arithmetic for Avx512 {
-    const VALUES: usize = 1;
-    type Chunk = [__m512; 1];
-
-    #[inline(always)]
-    fn accumulate(self, sum: __m512, lanes: __m512, broadcast: __m512) -> __m512 {
-        self.multiply_add(lanes, broadcast, sum)
-    }
-
+impl Avx512 {
+    /// `LANES` values of a row from value `first` on; only `count` of them exist, the others become 0.
+    ///
+    /// # Safety
+    /// The values `first..first + min(count, LANES)` of the row can be read.
     #[inline(always)]
     unsafe fn load_values<E: Element>(self, row: *const u8, first: usize, count: usize) -> __m512 {
         let from = row.wrapping_add(first * E::FORMAT.bytes());
@@ -173,6 +176,24 @@ impl Arithmetic for Avx512 {
                 }
                 Format::Fp8 => self.widen_fp8(_mm512_cvtepu8_epi32(_mm_maskz_loadu_epi8(mask, from.cast()))),
             }
+        }
+    }
+}
+
+impl Arithmetic for Avx512 {
+    const VALUES: usize = 1;
+    type Chunk = [__m512; 1];
+
+    #[inline(always)]
+    fn accumulate(self, sum: __m512, lanes: __m512, broadcast: __m512) -> __m512 {
+        self.multiply_add(lanes, broadcast, sum)
+    }
+
+    #[inline(always)]
+    unsafe fn load_two<E: Element>(self, rows: *const *const u8, first: usize, count: usize) -> [__m512; 2] {
+        // SAFETY: two row pointers can be read, and their values.
+        unsafe {
+            [self.load_values::<E>(*rows, first, count), self.load_values::<E>(*rows.add(1), first, count)]
         }
     }
 

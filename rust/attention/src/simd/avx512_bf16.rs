@@ -1,4 +1,5 @@
-//! 512-bit vectors whose lanes hold two neighbours in bf16, multiplied and summed by one instruction.
+//! 512-bit vectors whose lanes hold two neighbours in bf16, multiplied and summed by one instruction. Bytes are
+//! widened by looking them up, 64 at a time.
 
 use std::arch::x86_64::*;
 use std::mem::transmute;
@@ -8,13 +9,13 @@ use super::{Arithmetic, MOST_LANES, Simd};
 use crate::element::Element;
 use crate::view::Format;
 
-/// AVX-512 with BF16 is there.
+/// AVX-512 with BF16 and VBMI is there.
 #[derive(Clone, Copy)]
 pub(crate) struct Avx512Bf16(Avx512);
 
 impl Avx512Bf16 {
     pub(crate) fn detect() -> bool {
-        Avx512::detect() && is_x86_feature_detected!("avx512bf16")
+        Avx512::detect() && is_x86_feature_detected!("avx512bf16") && is_x86_feature_detected!("avx512vbmi")
     }
 
     /// # Safety
@@ -49,12 +50,13 @@ impl Simd for Avx512Bf16 {
         multiply_add(a: __m512, b: __m512, c: __m512) -> __m512;
         max(a: __m512, b: __m512) -> __m512;
         min(a: __m512, b: __m512) -> __m512;
-        round(a: __m512) -> __m512;
+        split(a: __m512) -> [__m512; 2];
         scale(a: __m512, exponent: __m512) -> __m512;
         keep(a: __m512, first: i32, end: i32, fill: f32) -> __m512;
         sum(a: __m512) -> f32;
         lane0(a: __m512) -> f32;
         maximum(a: __m512) -> f32;
+        exceeds(a: __m512, bound: f32) -> bool;
         prefetch(address: *const u8) -> ();
     }
 
@@ -73,34 +75,6 @@ impl Simd for Avx512Bf16 {
 
 impl Avx512Bf16 {
     computed! {
-        /* Sixteen lanes of two signed bytes each; bf16 holds every one of them exactly. */
-        pairs_of_bytes(bytes: __m256i) -> __m512i { {
-            let wide = _mm512_cvtepi8_epi16(bytes);
-            let magnitude = _mm512_abs_epi16(wide);
-            // From 64 to 128 the bits of a number rise by 2 with it; below they are looked up.
-            let twice = _mm512_add_epi16(magnitude, magnitude);
-            let large = _mm512_add_epi16(twice, _mm512_set1_epi16(0x4200));
-            let is_small = _mm512_cmplt_epi16_mask(magnitude, _mm512_set1_epi16(64));
-            let [low, high] = transmute::<[u16; 64], [__m512i; 2]>(SMALL_NUMBERS);
-            let small = _mm512_permutex2var_epi16(low, magnitude, high);
-            let value = _mm512_mask_mov_epi16(large, is_small, small);
-            // value | (wide & sign)
-            _mm512_ternarylogic_epi32::<0xf8>(value, wide, _mm512_set1_epi16(i16::MIN))
-        } }
-        /* Sixteen lanes of two e4m3 bytes each; bf16 holds every one of them exactly. */
-        pairs_of_fp8(bytes: __m256i) -> __m512i { {
-            let wide = _mm512_cvtepu8_epi16(bytes);
-            let magnitude = _mm512_and_si512(wide, _mm512_set1_epi16(0x7f));
-            let sign = _mm512_slli_epi16::<8>(_mm512_andnot_si512(_mm512_set1_epi16(0x7f), wide));
-            let normal = _mm512_add_epi16(_mm512_slli_epi16::<4>(magnitude), _mm512_set1_epi16(120 << 7));
-            let is_small = _mm512_cmplt_epi16_mask(magnitude, _mm512_set1_epi16(8));
-            let is_nan = _mm512_cmpeq_epi16_mask(magnitude, _mm512_set1_epi16(0x7f));
-            // 0 to 7 times 2^-9, in bf16.
-            let small = _mm512_set_epi64(0, 0, 0, 0, 0, 0, 0x3c60_3c40_3c20_3c00, 0x3bc0_3b80_3b00_0000);
-            let value = _mm512_mask_permutexvar_epi16(normal, is_small, magnitude, small);
-            let value = _mm512_mask_blend_epi16(is_nan, value, _mm512_set1_epi16(0x7fc0));
-            _mm512_or_si512(value, sign)
-        } }
         /* The even and the odd halves of two vectors of 32 values, as lanes (value of a, value of b). */
         interleaved(a: __m512i, b: __m512i) -> [__m512i; 2] { {
             let first = interleaving(0);
@@ -109,35 +83,101 @@ impl Avx512Bf16 {
         } }
     }
 
-    /// 32 values of a row from value `first` on, in bf16.
+    /// 32 values of a row of bf16 from value `first` on.
     ///
     /// # Safety
-    /// See [`Arithmetic::load_values`].
+    /// The values `first..first + min(count, 32)` of the row can be read.
     #[inline(always)]
-    unsafe fn load_brains<E: Element>(self, row: *const u8, first: usize, count: usize) -> __m512i {
-        let from = row.wrapping_add(first * E::FORMAT.bytes());
-        let mask = low_lanes(count) as __mmask32;
+    unsafe fn load_brains(self, row: *const u8, first: usize, count: usize) -> __m512i {
         // SAFETY: the instructions exist; only the lanes of values that exist are read.
+        unsafe { _mm512_maskz_loadu_epi16(low_lanes(count) as __mmask32, row.wrapping_add(first * 2).cast()) }
+    }
+
+    /// 32 bytes from byte `first` on of each of two rows, one after the other.
+    ///
+    /// # Safety
+    /// Two row pointers can be read at `rows`, as [`Arithmetic::load_two`] asks.
+    #[inline(always)]
+    unsafe fn load_bytes(self, rows: *const *const u8, first: usize, count: usize) -> __m512i {
+        let mask = low_lanes(count) as __mmask32;
+        // SAFETY: the instructions exist; only the lanes of bytes that exist are read.
         unsafe {
-            match E::FORMAT {
-                Format::Bf16 => _mm512_maskz_loadu_epi16(mask, from.cast()),
-                Format::Int8 => self.pairs_of_bytes(_mm256_maskz_loadu_epi8(mask, from.cast())),
-                Format::Fp8 => self.pairs_of_fp8(_mm256_maskz_loadu_epi8(mask, from.cast())),
-                Format::F32 | Format::F16 => unreachable!("these formats do not fit bf16"),
+            let [one, other] = [*rows, *rows.add(1)].map(|row| row.wrapping_add(first));
+            let one = _mm512_castsi256_si512(_mm256_maskz_loadu_epi8(mask, one.cast()));
+            _mm512_inserti64x4::<1>(one, _mm256_maskz_loadu_epi8(mask, other.cast()))
+        }
+    }
+
+    /// 64 bytes of a cache as bf16: the first eight of each sixteen, and the last eight. bf16 holds each exactly.
+    #[inline(always)]
+    fn widened<E: Element>(self, bytes: __m512i) -> [__m512i; 2] {
+        let is_int8 = matches!(E::FORMAT, Format::Int8);
+        let table = if is_int8 { &Magnitudes::INT8 } else { &Magnitudes::FP8 };
+        // SAFETY: a value of this type exists only where the instructions do; the tables are vectors of bytes.
+        unsafe {
+            let [low, more_low, high, more_high] = transmute::<Magnitudes, [__m512i; 4]>(*table);
+            let magnitude = if is_int8 { _mm512_abs_epi8(bytes) } else { bytes };
+            let low = _mm512_permutex2var_epi8(low, magnitude, more_low);
+            let mut high = _mm512_permutex2var_epi8(high, magnitude, more_high);
+            if is_int8 {
+                // The magnitude 128 is beyond the table.
+                let is_128 = _mm512_movepi8_mask(magnitude);
+                high = _mm512_mask_mov_epi8(high, is_128, _mm512_set1_epi8((brain(128.0) >> 8) as i8));
             }
+            // high | (bytes & sign)
+            let high = _mm512_ternarylogic_epi32::<0xf8>(high, bytes, _mm512_set1_epi8(i8::MIN));
+            [_mm512_unpacklo_epi8(low, high), _mm512_unpackhi_epi8(low, high)]
         }
     }
 }
 
-/// The numbers below 64, in bf16.
-const SMALL_NUMBERS: [u16; 64] = {
-    let mut numbers = [0; 64];
-    let mut number = 0;
-    while number < 64 {
-        numbers[number] = ((number as f32).to_bits() >> 16) as u16;
-        number += 1;
+/// The low and the high halves of what bytes stand for in bf16, by their lower seven bits; the sign is left out.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Magnitudes {
+    low: [u8; 128],
+    high: [u8; 128],
+}
+
+impl Magnitudes {
+    const INT8: Magnitudes = Magnitudes::of(false);
+    const FP8: Magnitudes = Magnitudes::of(true);
+
+    const fn of(is_fp8: bool) -> Magnitudes {
+        let mut table = Magnitudes { low: [0; 128], high: [0; 128] };
+        let mut code = 0;
+        while code < 128 {
+            let bits = match code {
+                _ if !is_fp8 => brain(code as f32),
+                0x7f => brain(f32::NAN),
+                0..8 => brain(code as f32 / 512.0),
+                // Four bits of exponent with a bias of 7, then three of the fraction.
+                _ => ((code << 4) + ((127 - 7) << 7)) as u16,
+            };
+            [table.low[code], table.high[code]] = bits.to_le_bytes();
+            code += 1;
+        }
+        table
     }
-    numbers
+}
+
+/// The upper half of a single: its bf16, if it is one.
+const fn brain(number: f32) -> u16 {
+    (number.to_bits() >> 16) as u16
+}
+
+/// Which bytes of two rows of 32, one after the other, [`Avx512Bf16::widened`] must get to give the lanes of a step:
+/// the value of one row, and that of the other.
+const STEP: [u8; 64] = {
+    let mut indices = [0; 64];
+    let mut place = 0;
+    while place < 64 {
+        let (sixteen, rest) = (place / 16, place % 16);
+        let column = rest / 8 * 16 + sixteen * 4 + rest % 8 / 2;
+        indices[place] = (column + rest % 2 * 32) as u8;
+        place += 1;
+    }
+    indices
 };
 
 /// The indices that take 16 values each of two vectors in turn, from value `first` on.
@@ -166,9 +206,20 @@ impl Arithmetic for Avx512Bf16 {
     }
 
     #[inline(always)]
-    unsafe fn load_values<E: Element>(self, row: *const u8, first: usize, count: usize) -> __m512 {
+    unsafe fn load_two<E: Element>(self, rows: *const *const u8, first: usize, count: usize) -> [__m512; 2] {
         // SAFETY: the same contract; a vector's bits are reinterpreted.
-        unsafe { _mm512_castsi512_ps(self.load_brains::<E>(row, first, count)) }
+        unsafe {
+            let values = match E::FORMAT {
+                Format::Bf16 => [*rows, *rows.add(1)].map(|row| self.load_brains(row, first, count)),
+                Format::Int8 | Format::Fp8 => {
+                    let bytes = self.load_bytes(rows, first, count);
+                    let eights = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7);
+                    self.widened::<E>(_mm512_permutexvar_epi64(eights, bytes))
+                }
+                Format::F32 | Format::F16 => unreachable!("these formats do not fit bf16"),
+            };
+            values.map(|values| _mm512_castsi512_ps(values))
+        }
     }
 
     #[inline(always)]
@@ -181,9 +232,18 @@ impl Arithmetic for Avx512Bf16 {
     unsafe fn load_step<E: Element>(self, rows: *const *const u8, first: usize, count: usize) -> [__m512; 2] {
         // SAFETY: two row pointers can be read, and their values; a vector's bits are reinterpreted.
         unsafe {
-            let even = self.load_brains::<E>(*rows, first, count);
-            let odd = self.load_brains::<E>(*rows.add(1), first, count);
-            self.interleaved(even, odd).map(|lanes| _mm512_castsi512_ps(lanes))
+            let lanes = match E::FORMAT {
+                Format::Bf16 => {
+                    let [even, odd] = [*rows, *rows.add(1)].map(|row| self.load_brains(row, first, count));
+                    self.interleaved(even, odd)
+                }
+                Format::Int8 | Format::Fp8 => {
+                    let order = transmute::<[u8; 64], __m512i>(STEP);
+                    self.widened::<E>(_mm512_permutexvar_epi8(order, self.load_bytes(rows, first, count)))
+                }
+                Format::F32 | Format::F16 => unreachable!("these formats do not fit bf16"),
+            };
+            lanes.map(|lanes| _mm512_castsi512_ps(lanes))
         }
     }
 

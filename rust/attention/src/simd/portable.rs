@@ -94,9 +94,11 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
-    fn round(self, a: Array) -> Array {
+    fn split(self, a: Array) -> [Array; 2] {
         const WHOLE: f32 = 12_582_912.0; // 1.5 * 2^23: adding it drops the fraction
-        map(a, |a| (a + WHOLE) - WHOLE)
+        let a = self.min(self.splat(128.0), self.max(self.splat(-150.0), a));
+        let whole = map(a, |a| (a + WHOLE) - WHOLE);
+        [whole, self.sub(a, whole)]
     }
 
     #[inline(always)]
@@ -121,6 +123,11 @@ impl Simd for Portable {
     fn sum(self, a: Array) -> f32 {
         let [a, b, c, d, e, f, g, h] = a;
         ((a + e) + (b + f)) + ((c + g) + (d + h))
+    }
+
+    #[inline(always)]
+    fn exceeds(self, a: Array, bound: f32) -> bool {
+        a.iter().fold(false, |exceeds, lane| exceeds | (*lane > bound))
     }
 
     #[inline(always)]
@@ -149,6 +156,22 @@ impl Simd for Portable {
     fn prefetch(self, _address: *const u8) {}
 }
 
+impl Portable {
+    /// `LANES` values of a row from value `first` on; only `count` of them exist, the others become 0.
+    ///
+    /// # Safety
+    /// The values `first..first + min(count, LANES)` of the row can be read.
+    #[inline(always)]
+    unsafe fn load_values<E: Element>(self, row: *const u8, first: usize, count: usize) -> Array {
+        let mut result = [0.0; LANES];
+        for (lane, value) in result.iter_mut().enumerate().take(count) {
+            // SAFETY: value `first + lane` of the row exists, as lane < count.
+            *value = unsafe { E::read(row.add((first + lane) * E::FORMAT.bytes())) };
+        }
+        result
+    }
+}
+
 impl Arithmetic for Portable {
     const VALUES: usize = 1;
     type Chunk = [Array; 1];
@@ -159,13 +182,11 @@ impl Arithmetic for Portable {
     }
 
     #[inline(always)]
-    unsafe fn load_values<E: Element>(self, row: *const u8, first: usize, count: usize) -> Array {
-        let mut result = [0.0; LANES];
-        for (lane, value) in result.iter_mut().enumerate().take(count) {
-            // SAFETY: value `first + lane` of the row exists, as lane < count.
-            *value = unsafe { E::read(row.add((first + lane) * E::FORMAT.bytes())) };
+    unsafe fn load_two<E: Element>(self, rows: *const *const u8, first: usize, count: usize) -> [Array; 2] {
+        // SAFETY: two row pointers can be read, and their values.
+        unsafe {
+            [self.load_values::<E>(*rows, first, count), self.load_values::<E>(*rows.add(1), first, count)]
         }
-        result
     }
 
     #[inline(always)]

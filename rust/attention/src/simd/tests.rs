@@ -75,11 +75,13 @@ fn arithmetic_is_that_of_singles() {
             same(&lanes(simd, simd.div(x, y)), pairs().map(|(a, b)| a / b), unit);
             same(&lanes(simd, simd.max(x, y)), pairs().map(|(a, b)| if a > b { a } else { b }), unit);
             same(&lanes(simd, simd.min(x, y)), pairs().map(|(a, b)| if a < b { a } else { b }), unit);
-            let rounded = lanes(simd, simd.round(x));
-            assert!(
-                rounded.iter().zip(&a).all(|(found, a)| *found == a.round_ties_even()),
-                "{unit}: {rounded:?}"
-            );
+            let [whole, rest] = simd.split(x).map(|parts| lanes(simd, parts));
+            for ((whole, rest), a) in whole.into_iter().zip(rest).zip(&a) {
+                assert_eq!((whole, rest), (a.round_ties_even(), a - a.round_ties_even()), "{unit}");
+            }
+            assert!(simd.exceeds(x, a[0].next_down()) && !simd.exceeds(x, f32::INFINITY), "{unit}");
+            let largest = simd.maximum(x);
+            assert!(simd.exceeds(x, largest.next_down()) && !simd.exceeds(x, largest), "{unit}");
             for (lane, found) in lanes(simd, simd.multiply_add(x, y, z)).into_iter().enumerate() {
                 let (fused, plain) = (a[lane].mul_add(b[lane], c[lane]), a[lane] * b[lane] + c[lane]);
                 assert!(found == fused || found == plain, "{unit}: {found} is neither {fused} nor {plain}");
@@ -212,12 +214,14 @@ fn check_loads<A: Arithmetic, E: Element>(arithmetic: A, unit: &str) {
             // SAFETY: the rows hold the most values, the pointers as many rows as are asked for.
             let (loaded, step) = unsafe {
                 (
-                    arithmetic.load_values::<E>(pointers[0], 0, count),
+                    arithmetic.load_two::<E>(pointers.as_ptr(), 0, count),
                     arithmetic.load_step::<E>(pointers.as_ptr(), 0, count),
                 )
             };
-            let wanted: Vec<f32> = (0..wide).map(|place| expected::<E>(&rows[0], place, count)).collect();
-            alike(&values(arithmetic, loaded), &wanted, &what);
+            for (row, loaded) in rows.iter().zip(loaded) {
+                let wanted: Vec<f32> = (0..wide).map(|place| expected::<E>(row, place, count)).collect();
+                alike(&values(arithmetic, loaded), &wanted, &what);
+            }
             for (vector, lanes) in step.as_ref().iter().enumerate() {
                 let places = (0..A::LANES).map(|lane| vector * A::LANES + lane);
                 let wanted: Vec<f32> = places
@@ -241,6 +245,29 @@ fn rows_of_every_format_are_widened() {
         check_loads::<A, Brain>(arithmetic, unit);
         check_loads::<A, Byte>(arithmetic, unit);
         check_loads::<A, Small>(arithmetic, unit);
+    }
+    for_each_unit!(check);
+}
+
+fn check_every_byte<A: Arithmetic, E: Element>(arithmetic: A, unit: &str) {
+    let bytes: Vec<u8> = (0..=u8::MAX).collect();
+    let wide = A::LANES * A::VALUES;
+    for first in (0..256).step_by(wide) {
+        let pointers = [bytes.as_ptr(); 2];
+        // SAFETY: the values `first..first + wide` exist.
+        let loaded = unsafe { arithmetic.load_two::<E>(pointers.as_ptr(), first, wide) };
+        let wanted: Vec<f32> = (first..first + wide).map(|place| expected::<E>(&bytes, place, 256)).collect();
+        for loaded in loaded {
+            alike(&values(arithmetic, loaded), &wanted, &format!("{unit}, {:?} from {first}", E::FORMAT));
+        }
+    }
+}
+
+#[test]
+fn every_byte_is_widened() {
+    fn check<A: Arithmetic>(arithmetic: A, unit: &str) {
+        check_every_byte::<A, Byte>(arithmetic, unit);
+        check_every_byte::<A, Small>(arithmetic, unit);
     }
     for_each_unit!(check);
 }
@@ -292,10 +319,9 @@ fn weights_are_stored_as_they_are_returned() {
 fn products_of_lanes_are_added() {
     fn check<A: Arithmetic>(arithmetic: A, unit: &str) {
         let rows = [row::<Byte>(3), row::<Byte>(4)];
+        let pointers = [rows[0].as_ptr(), rows[1].as_ptr()];
         // SAFETY: the rows hold the most values.
-        let [a, b] = [0, 1].map(|place: usize| unsafe {
-            arithmetic.load_values::<Byte>(rows[place].as_ptr(), 0, A::LANES * A::VALUES)
-        });
+        let [a, b] = unsafe { arithmetic.load_two::<Byte>(pointers.as_ptr(), 0, A::LANES * A::VALUES) };
         let (left, right) = (values(arithmetic, a), values(arithmetic, b));
         let found = lanes(arithmetic, arithmetic.accumulate(arithmetic.splat(0.5), a, b));
         for (lane, found) in found.into_iter().enumerate() {
