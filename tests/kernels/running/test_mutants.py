@@ -179,7 +179,7 @@ CHECKS: dict[str, Callable[[Any], None]] = {
 
 # name: (file, what stands there, what the mutant has instead, the check that must fail)
 MUTANTS = {
-    "decode sees one key too many": ("decode.py", "live = position < length", "live = position <= length", "decode"),
+    "decode sees one key too many": ("tile_loop.py", "live = position < end", "live = position <= end", "decode"),
     "decode misses the tail": (
         "decode.py", "tl.cdiv(length, TILE) - first_tile", "length // TILE - first_tile", "decode",
     ),
@@ -187,7 +187,7 @@ MUTANTS = {
         "decode.py", "tl.maximum(length - window, 0)", "tl.maximum(length - window + 1, 0)", "decode",
     ),
     "decode ignores the window's edge": (
-        "decode.py", "live = live & (position >= begin)", "live = live & (position >= 0)", "decode",
+        "tile_loop.py", "live = live & (position >= begin)", "live = live & (position >= 0)", "decode",
     ),
     "decode interleaves the heads": (
         "decode.py", "query_head = head * GROUP + member", "query_head = head + member * tl.num_programs(1)", "decode",
@@ -200,7 +200,7 @@ MUTANTS = {
         "decode.py", "log_sum_exp(maximum, denominator), mask=is_head)",
         "log_sum_exp(maximum, denominator), mask=is_head & (denominator > 0))", "decode",
     ),
-    "decode's offsets have 32 bits": ("decode.py", "block = blocks.to(tl.int64)", "block = blocks", "large"),
+    "offsets have 32 bits": ("tile_loop.py", "block = blocks.to(tl.int64)", "block = blocks", "large"),
     "decode takes the batch row for the table row": (
         "addressing.py", "table_row = tl.load(table_rows_ptr + row, mask=exists, other=0)", "table_row = row + 3",
         "decode",
@@ -248,8 +248,8 @@ MUTANTS = {
         "eight_bit.py", "odd = (words & 0x80008000)", "odd = (words & 0x00008000)", "decode, fp8",
     ),
     "prefill hides the diagonal": (
-        "prefill.py", "seen = position[None, :] <= query_position[:, None]",
-        "seen = position[None, :] < query_position[:, None]", "prefill",
+        "prefill.py", "row_end = tl.minimum(query_position + 1, end)", "row_end = tl.minimum(query_position, end)",
+        "prefill",
     ),
     "prefill anchors the mask at the row's begin": (
         "prefill.py", "query_position = seq_len - count + query_index", "query_position = query_index", "prefill",
@@ -259,8 +259,8 @@ MUTANTS = {
         "tl.maximum(tl.minimum(origin + 1 + TILE, end), 0) // TILE", "prefill",
     ),
     "prefill's window is one too long": (
-        "prefill.py", "position[None, :] > query_position[:, None] - window",
-        "position[None, :] >= query_position[:, None] - window", "prefill, window",
+        "prefill.py", "row_begin = query_position - window + 1", "row_begin = query_position - window",
+        "prefill, window",
     ),
     "prefill loses the last block": (
         "prefill.py", "num_tokens // tokens + batch.num_rows + 1", "num_tokens // tokens + batch.num_rows", "prefill",
@@ -272,8 +272,8 @@ MUTANTS = {
         "decode.py", "if (shared == 0) & (split == 0):", "if (shared != 0) & (split == 0):", "sharing",
     ),
     "members see as much as the longest of them": (
-        "shared_prefix.py", "position[None, :] < shared[:, None]", "(position < end)[None, :] & is_member[:, None]",
-        "sharing",
+        "shared_prefix.py", "split_begin, split_end, 0, end, None, shared,",
+        "split_begin, split_end, 0, end, None, None,", "sharing",
     ),
     "a program leaves out all members but its first": (
         "shared_prefix.py", "is_member & (member_rank == rank + member)", "is_member & (member_rank == rank)",
