@@ -48,16 +48,14 @@ def attend_tiles(
     value_ptr += head.to(tl.int64) * value_stride_head
     if FORMAT != SAME:
         scales_ptr += head.to(tl.int64) * scales_stride_head
-    live = tl.full([TILE], True, tl.int1)
     for tile in range(tile_begin, tile_end):
         block = blocks.to(tl.int64)
         blocks = blocks_of_tile(table_ptr, tile + 1, begin, end, BLOCK_SIZE, TILE)
         offset = offsets_of_tile(tile, BLOCK_SIZE, TILE)
         position = tile * TILE + tl.arange(0, TILE)
-        if not ALL_SEEN:
-            live = position < end
-            if HAS_BEGIN:
-                live = live & (position >= begin)
+        live = tl.full([TILE], True, tl.int1) if ALL_SEEN else position < end
+        if HAS_BEGIN:
+            live = live & (position >= begin)
         key_rows = block * key_stride_block + offset * key_stride_slot
         value_rows = key_rows if SAME_STRIDES else block * value_stride_block + offset * value_stride_slot
         keys = load_cache_rows(key_ptr, key_rows, live, FORMAT, HEAD_DIM_K, PADDED_K)

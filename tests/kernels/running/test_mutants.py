@@ -132,6 +132,15 @@ def check_write(kernels: Any) -> None:
         assert (cache == 7).all()
 
 
+def check_write_nan(kernels: Any) -> None:
+    caches = empty_caches(Case(cache="int8", head_dim_k=32, block_size=4), 1)
+    key = torch.full((1, 2, 32), math.nan)
+    parts = kernels.arguments.Caches(caches.key, caches.value, caches.scales)
+    kernels.write_kv.launch_write_kv(key, key, parts, torch.tensor([1]))
+    assert caches.scales is not None
+    assert caches.scales[0, :, :, 1].isnan().all()
+
+
 def check_copy(kernels: Any) -> None:
     caches = empty_caches(Case(head_dim_k=32, block_size=17), 4)
     caches.key.normal_()
@@ -173,13 +182,14 @@ CHECKS: dict[str, Callable[[Any], None]] = {
     "sharing, window": check_sharing(dataclasses.replace(SHARERS, window=72)),
     "decode, NaN": check_nan,
     "write": check_write,
+    "write, NaN": check_write_nan,
     "copy": check_copy,
     "large": check_large,
 }
 
 # name: (file, what stands there, what the mutant has instead, the check that must fail)
 MUTANTS = {
-    "decode sees one key too many": ("tile_loop.py", "live = position < end", "live = position <= end", "decode"),
+    "decode sees one key too many": ("tile_loop.py", "else position < end", "else position <= end", "decode"),
     "decode misses the tail": (
         "decode.py", "tl.cdiv(length, TILE) - first_tile", "length // TILE - first_tile", "decode",
     ),
@@ -301,6 +311,10 @@ MUTANTS = {
     ),
     "the write scales keys by the values' place": (
         "write_kv.py", "scale_slots + scales_stride_kind", "scale_slots", "write",
+    ),
+    "a NaN is written as a number": (
+        "eight_bit.py", "tl.where(num_nans > 0, float(\"nan\"), scales)", "tl.where(num_nans > 64, 0.0, scales)",
+        "write, NaN",
     ),
     "the copy misses a block's tail": (
         "copy_blocks.py", "live = slot < BLOCK_SIZE", "live = slot < BLOCK_SIZE - 1", "copy",
