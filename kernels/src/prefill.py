@@ -129,10 +129,10 @@ def prefill_kernel(
     # own position; every one of them sees all of the tiles before `whole`.
     origin = seq_len - count + first
     query_position = seq_len - count + query_index
-    row_begin = query_position - window + 1 if HAS_WINDOW else None
+    seen_begin = query_position - window + 1 if HAS_WINDOW else None
     begin = tl.maximum(origin - window + 1, 0) if HAS_WINDOW else 0
     end = tl.minimum(tl.minimum(origin + TOKENS, seq_len), num_columns * BLOCK_SIZE)
-    row_end = tl.minimum(query_position + 1, end)
+    seen_end = tl.minimum(query_position + 1, end)
     first_tile = begin // TILE
     whole = first_tile if HAS_WINDOW else tl.maximum(tl.minimum(origin + 1, end), 0) // TILE
 
@@ -152,7 +152,7 @@ def prefill_kernel(
             BLOCK_SIZE, TILE, HAS_CAP, FORMAT, DTYPE, PRECISION, SAME_STRIDES, ALL_SEEN=True, HAS_BEGIN=False,
         )  # fmt: skip
     _, maximum, denominator, sums, sums_odd = attend_tiles(
-        whole, tl.cdiv(end, TILE), begin, end, row_begin, row_end, blocks, table_ptr, head,
+        whole, tl.cdiv(end, TILE), begin, end, seen_begin, seen_end, blocks, table_ptr, head,
         query, query_odd, factor, softcap, key_ptr, value_ptr, scales_ptr,
         key_stride_block, key_stride_head, key_stride_slot,
         value_stride_block, value_stride_head, value_stride_slot,

@@ -17,7 +17,7 @@ __all__ = ["attend_tiles"]
 
 @triton.jit
 def attend_tiles(
-    tile_begin, tile_end, begin, end, row_begin, row_end, blocks, table_ptr, head,
+    tile_begin, tile_end, begin, end, seen_begin, seen_end, blocks, table_ptr, head,
     query, query_odd, factor, softcap,
     key_ptr, value_ptr, scales_ptr,
     key_stride_block, key_stride_head, key_stride_slot,
@@ -36,7 +36,7 @@ def attend_tiles(
 
     Args:
         begin, end: the positions [begin, end) are read; `begin` may lie inside a tile only with HAS_BEGIN.
-        row_begin, row_end: [rows], the positions that each query sees, at most those that are read; None: all of these.
+        seen_begin, seen_end: [rows], the positions that each query sees, none but those that are read; None: all.
         blocks: the block ids of tile `tile_begin`, from `blocks_of_tile`.
         maximum, denominator, first, second: the sums so far, as `accumulate` takes them.
         ALL_SEEN: every query sees every position of these tiles, so that nothing is masked.
@@ -67,9 +67,9 @@ def attend_tiles(
             FORMAT, HAS_CAP, DTYPE, PRECISION, TILE, PADDED_K,
         )  # fmt: skip
         if not ALL_SEEN:
-            seen = live[None, :] if row_end is None else position[None, :] < row_end[:, None]
-            if row_begin is not None:
-                seen = seen & (position[None, :] >= row_begin[:, None])
+            seen = live[None, :] if seen_end is None else position[None, :] < seen_end[:, None]
+            if seen_begin is not None:
+                seen = seen & (position[None, :] >= seen_begin[:, None])
             scores = tl.where(seen, scores, float("-inf"))
         maximum, denominator, first, second = accumulate(
             scores, values, value_scales, maximum, denominator, first, second,

@@ -258,7 +258,7 @@ MUTANTS = {
         "eight_bit.py", "odd = (words & 0x80008000)", "odd = (words & 0x00008000)", "decode, fp8",
     ),
     "prefill hides the diagonal": (
-        "prefill.py", "row_end = tl.minimum(query_position + 1, end)", "row_end = tl.minimum(query_position, end)",
+        "prefill.py", "seen_end = tl.minimum(query_position + 1, end)", "seen_end = tl.minimum(query_position, end)",
         "prefill",
     ),
     "prefill anchors the mask at the row's begin": (
@@ -269,7 +269,7 @@ MUTANTS = {
         "tl.maximum(tl.minimum(origin + 1 + TILE, end), 0) // TILE", "prefill",
     ),
     "prefill's window is one too long": (
-        "prefill.py", "row_begin = query_position - window + 1", "row_begin = query_position - window",
+        "prefill.py", "seen_begin = query_position - window + 1", "seen_begin = query_position - window",
         "prefill, window",
     ),
     "prefill loses the last block": (
