@@ -12,13 +12,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pykv.kernels.addressing import blocks_of_tile, keys_of_token, offsets_of_tile, row_of_token
+from pykv.kernels.addressing import blocks_of_tile, keys_of_token, row_of_token
 from pykv.kernels.arguments import Batch, Caches, Result, Rule, Workspace, arithmetic_type, padded
-from pykv.kernels.cache_format import SAME
-from pykv.kernels.scores import load_cache_rows, load_query, load_scales, tile_scores
-from pykv.kernels.softmax import LN2, LOG2E, accumulate, add_sink, empty_sums, finish, log_sum_exp, normalize
+from pykv.kernels.scores import load_query
+from pykv.kernels.softmax import LN2, LOG2E, add_sink, empty_sums, finish, log_sum_exp, normalize
 from pykv.kernels.target import current_target
 from pykv.kernels.tile_config import TileConfig
+from pykv.kernels.tile_loop import attend_tiles
 from pykv.kernels.triton_types import precision, triton_type
 
 __all__ = ["decode_every_token", "decode_single_rows"]
@@ -181,37 +181,19 @@ def decode_kernel(
     )
 
     table_ptr = block_tables_ptr + table_row.to(tl.int64) * table_stride
-    key_ptr += head.to(tl.int64) * key_stride_head
-    value_ptr += head.to(tl.int64) * value_stride_head
-    if FORMAT != SAME:
-        scales_ptr += head.to(tl.int64) * scales_stride_head
     maximum = tl.full([ROWS], float("-inf"), tl.float32)
     denominator = tl.zeros([ROWS], tl.float32)
     first, second = empty_sums(FORMAT, ROWS, PADDED_V)
     blocks = blocks_of_tile(table_ptr, split_begin, begin, length, BLOCK_SIZE, TILE)
-    for tile in range(split_begin, split_end):
-        block = blocks.to(tl.int64)
-        blocks = blocks_of_tile(table_ptr, tile + 1, begin, length, BLOCK_SIZE, TILE)
-        offset = offsets_of_tile(tile, BLOCK_SIZE, TILE)
-        position = tile * TILE + tl.arange(0, TILE)
-        live = position < length
-        if HAS_WINDOW:
-            live = live & (position >= begin)
-        key_rows = block * key_stride_block + offset * key_stride_slot
-        value_rows = key_rows if SAME_STRIDES else block * value_stride_block + offset * value_stride_slot
-        keys = load_cache_rows(key_ptr, key_rows, live, FORMAT, HEAD_DIM_K, PADDED_K)
-        values = load_cache_rows(value_ptr, value_rows, live, FORMAT, HEAD_DIM_V, PADDED_V)
-        slots = block * scales_stride_block + offset * scales_stride_slot
-        key_scales, value_scales = load_scales(scales_ptr, slots, scales_stride_kind, live, FORMAT)
-        scores = tile_scores(
-            query, query_odd, factor, keys, key_scales, softcap,
-            FORMAT, HAS_CAP, DTYPE, PRECISION, TILE, PADDED_K,
-        )  # fmt: skip
-        scores = tl.where(live[None, :], scores, float("-inf"))
-        maximum, denominator, first, second = accumulate(
-            scores, values, value_scales, maximum, denominator, first, second,
-            FORMAT, DTYPE, PRECISION, TILE, PADDED_V,
-        )  # fmt: skip
+    _, maximum, denominator, first, second = attend_tiles(
+        split_begin, split_end, begin, length, None, None, blocks, table_ptr, head,
+        query, query_odd, factor, softcap, key_ptr, value_ptr, scales_ptr,
+        key_stride_block, key_stride_head, key_stride_slot,
+        value_stride_block, value_stride_head, value_stride_slot,
+        scales_stride_block, scales_stride_kind, scales_stride_head, scales_stride_slot,
+        maximum, denominator, first, second, HEAD_DIM_K, HEAD_DIM_V, PADDED_K, PADDED_V,
+        BLOCK_SIZE, TILE, HAS_CAP, FORMAT, DTYPE, PRECISION, SAME_STRIDES, ALL_SEEN=False, HAS_BEGIN=HAS_WINDOW,
+    )  # fmt: skip
     accumulator = finish(first, second, FORMAT, ROWS, PADDED_V)
 
     column = tl.arange(0, PADDED_V)

@@ -17,8 +17,11 @@ __all__ = [
     "log2_floor",
     "quotient",
     "round_half_even",
+    "row_scales",
 ]
 
+_LARGEST_FLOAT32 = tl.constexpr(3.4028234663852886e38)
+_SMALLEST_NORMAL = tl.constexpr(1.1754943508222875e-38)
 # The software decoder leaves every e4m3 value divided by this; whoever uses it multiplies a scale by it instead.
 E4M3_SOFTWARE_UNIT = tl.constexpr(256.0)
 
@@ -51,8 +54,21 @@ def largest_code(FORMAT: tl.constexpr):
 
 
 @triton.jit
+def row_scales(rows, FORMAT: tl.constexpr):
+    """The scale of each row of float32 [rows, columns]: its largest magnitude over the format's.
+
+    1 for a row of zeros; an infinity counts as the largest float32; a NaN makes the scale NaN.
+    """
+    magnitude = tl.max(tl.abs(rows), 1)
+    scales = quotient(tl.minimum(magnitude, _LARGEST_FLOAT32), largest_code(FORMAT))
+    scales = tl.where(magnitude == 0, 1.0, tl.maximum(scales, _SMALLEST_NORMAL))
+    num_nans = tl.sum((rows != rows).to(tl.int32), 1)  # a GPU's maximum passes over them
+    return tl.where(num_nans > 0, float("nan"), scales)
+
+
+@triton.jit
 def _e4m3_bits(x):
-    """float32 to e4m3 codes (uint8): ties to even, saturating at 448, NaN stays NaN."""
+    """float32 to e4m3 codes (uint8): ties to even, saturating at 448, NaN is 0x7F."""
     sign = (x.to(tl.uint32, bitcast=True) >> 24) & 0x80
     magnitude = tl.minimum(tl.abs(x), 448.0)
     bits = magnitude.to(tl.uint32, bitcast=True)
@@ -61,14 +77,15 @@ def _e4m3_bits(x):
     # Values below 2^-6 are whole multiples of 2^-9.
     subnormal = round_half_even(magnitude * 512.0).to(tl.uint32)
     code = tl.where(magnitude < 0.015625, subnormal, normal)
-    return (tl.where(x == x, code, 0x7F) | sign).to(tl.uint8)
+    return tl.where(x == x, code | sign, 0x7F).to(tl.uint8)
 
 
 @triton.jit
 def encode(x, FORMAT: tl.constexpr, DTYPE: tl.constexpr):
-    """float32, already divided by its scale, to the cache's elements."""
+    """float32, already divided by its scale, to the cache's elements; NaN is 0 in int8."""
     if FORMAT == INT8:
-        return round_half_even(tl.minimum(tl.maximum(x, -127.0), 127.0)).to(tl.int8)
+        held = tl.minimum(tl.maximum(x, -127.0), 127.0)
+        return round_half_even(tl.where(x == x, held, 0.0)).to(tl.int8)
     elif FORMAT == E4M3_SOFTWARE:
         return _e4m3_bits(x)
     else:

@@ -13,13 +13,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pykv.kernels.addressing import blocks_of_tile, last_row_from, offsets_of_tile
+from pykv.kernels.addressing import blocks_of_tile, last_row_from
 from pykv.kernels.arguments import Batch, Caches, Result, Rule, arithmetic_type, padded
-from pykv.kernels.cache_format import SAME
-from pykv.kernels.scores import load_cache_rows, load_query, load_scales, tile_scores
-from pykv.kernels.softmax import LN2, LOG2E, accumulate, add_sink, empty_sums, finish, log_sum_exp, normalize
+from pykv.kernels.scores import load_query
+from pykv.kernels.softmax import LN2, LOG2E, add_sink, empty_sums, finish, log_sum_exp, normalize
 from pykv.kernels.target import current_target
 from pykv.kernels.tile_config import TileConfig
+from pykv.kernels.tile_loop import attend_tiles
 from pykv.kernels.triton_types import precision, triton_type
 
 __all__ = ["launch_prefill"]
@@ -129,65 +129,37 @@ def prefill_kernel(
     # own position; every one of them sees all of the tiles before `whole`.
     origin = seq_len - count + first
     query_position = seq_len - count + query_index
+    seen_begin = query_position - window + 1 if HAS_WINDOW else None
     begin = tl.maximum(origin - window + 1, 0) if HAS_WINDOW else 0
     end = tl.minimum(tl.minimum(origin + TOKENS, seq_len), num_columns * BLOCK_SIZE)
+    seen_end = tl.minimum(query_position + 1, end)
     first_tile = begin // TILE
     whole = first_tile if HAS_WINDOW else tl.maximum(tl.minimum(origin + 1, end), 0) // TILE
 
     table_ptr = block_tables_ptr + table_row.to(tl.int64) * table_stride
-    key_ptr += head.to(tl.int64) * key_stride_head
-    value_ptr += head.to(tl.int64) * value_stride_head
-    if FORMAT != SAME:
-        scales_ptr += head.to(tl.int64) * scales_stride_head
     maximum = tl.full([ROWS], float("-inf"), tl.float32)
     denominator = tl.zeros([ROWS], tl.float32)
     sums, sums_odd = empty_sums(FORMAT, ROWS, PADDED_V)
     blocks = blocks_of_tile(table_ptr, first_tile, begin, end, BLOCK_SIZE, TILE)
     if not HAS_WINDOW:
-        live = tl.full([TILE], True, tl.int1)
-        for tile in range(first_tile, whole):
-            block = blocks.to(tl.int64)
-            blocks = blocks_of_tile(table_ptr, tile + 1, begin, end, BLOCK_SIZE, TILE)
-            offset = offsets_of_tile(tile, BLOCK_SIZE, TILE)
-            key_rows = block * key_stride_block + offset * key_stride_slot
-            value_rows = key_rows if SAME_STRIDES else block * value_stride_block + offset * value_stride_slot
-            keys = load_cache_rows(key_ptr, key_rows, live, FORMAT, HEAD_DIM_K, PADDED_K)
-            values = load_cache_rows(value_ptr, value_rows, live, FORMAT, HEAD_DIM_V, PADDED_V)
-            slots = block * scales_stride_block + offset * scales_stride_slot
-            key_scales, value_scales = load_scales(scales_ptr, slots, scales_stride_kind, live, FORMAT)
-            scores = tile_scores(
-                query, query_odd, factor, keys, key_scales, softcap,
-                FORMAT, HAS_CAP, DTYPE, PRECISION, TILE, PADDED_K,
-            )  # fmt: skip
-            maximum, denominator, sums, sums_odd = accumulate(
-                scores, values, value_scales, maximum, denominator, sums, sums_odd,
-                FORMAT, DTYPE, PRECISION, TILE, PADDED_V,
-            )  # fmt: skip
-    for tile in range(whole, tl.cdiv(end, TILE)):
-        block = blocks.to(tl.int64)
-        blocks = blocks_of_tile(table_ptr, tile + 1, begin, end, BLOCK_SIZE, TILE)
-        offset = offsets_of_tile(tile, BLOCK_SIZE, TILE)
-        position = tile * TILE + tl.arange(0, TILE)
-        live = position < end
-        seen = position[None, :] <= query_position[:, None]
-        if HAS_WINDOW:
-            live = live & (position >= begin)
-            seen = seen & (position[None, :] > query_position[:, None] - window)
-        key_rows = block * key_stride_block + offset * key_stride_slot
-        value_rows = key_rows if SAME_STRIDES else block * value_stride_block + offset * value_stride_slot
-        keys = load_cache_rows(key_ptr, key_rows, live, FORMAT, HEAD_DIM_K, PADDED_K)
-        values = load_cache_rows(value_ptr, value_rows, live, FORMAT, HEAD_DIM_V, PADDED_V)
-        slots = block * scales_stride_block + offset * scales_stride_slot
-        key_scales, value_scales = load_scales(scales_ptr, slots, scales_stride_kind, live, FORMAT)
-        scores = tile_scores(
-            query, query_odd, factor, keys, key_scales, softcap,
-            FORMAT, HAS_CAP, DTYPE, PRECISION, TILE, PADDED_K,
+        blocks, maximum, denominator, sums, sums_odd = attend_tiles(
+            first_tile, whole, begin, end, None, None, blocks, table_ptr, head,
+            query, query_odd, factor, softcap, key_ptr, value_ptr, scales_ptr,
+            key_stride_block, key_stride_head, key_stride_slot,
+            value_stride_block, value_stride_head, value_stride_slot,
+            scales_stride_block, scales_stride_kind, scales_stride_head, scales_stride_slot,
+            maximum, denominator, sums, sums_odd, HEAD_DIM_K, HEAD_DIM_V, PADDED_K, PADDED_V,
+            BLOCK_SIZE, TILE, HAS_CAP, FORMAT, DTYPE, PRECISION, SAME_STRIDES, ALL_SEEN=True, HAS_BEGIN=False,
         )  # fmt: skip
-        scores = tl.where(seen & live[None, :], scores, float("-inf"))
-        maximum, denominator, sums, sums_odd = accumulate(
-            scores, values, value_scales, maximum, denominator, sums, sums_odd,
-            FORMAT, DTYPE, PRECISION, TILE, PADDED_V,
-        )  # fmt: skip
+    _, maximum, denominator, sums, sums_odd = attend_tiles(
+        whole, tl.cdiv(end, TILE), begin, end, seen_begin, seen_end, blocks, table_ptr, head,
+        query, query_odd, factor, softcap, key_ptr, value_ptr, scales_ptr,
+        key_stride_block, key_stride_head, key_stride_slot,
+        value_stride_block, value_stride_head, value_stride_slot,
+        scales_stride_block, scales_stride_kind, scales_stride_head, scales_stride_slot,
+        maximum, denominator, sums, sums_odd, HEAD_DIM_K, HEAD_DIM_V, PADDED_K, PADDED_V,
+        BLOCK_SIZE, TILE, HAS_CAP, FORMAT, DTYPE, PRECISION, SAME_STRIDES, ALL_SEEN=False, HAS_BEGIN=HAS_WINDOW,
+    )  # fmt: skip
     accumulator = finish(sums, sums_odd, FORMAT, ROWS, PADDED_V)
 
     if sinks_ptr is not None:

@@ -12,13 +12,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pykv.kernels.addressing import blocks_of_tile, offsets_of_tile
+from pykv.kernels.addressing import blocks_of_tile
 from pykv.kernels.arguments import Batch, Caches, Rule, Workspace, arithmetic_type, padded
-from pykv.kernels.cache_format import SAME
-from pykv.kernels.scores import load_cache_rows, load_query, load_scales, tile_scores
-from pykv.kernels.softmax import accumulate, empty_sums, finish, log_sum_exp, normalize
+from pykv.kernels.scores import load_query
+from pykv.kernels.softmax import empty_sums, finish, log_sum_exp, normalize
 from pykv.kernels.target import current_target
 from pykv.kernels.tile_config import TileConfig
+from pykv.kernels.tile_loop import attend_tiles
 from pykv.kernels.triton_types import precision, triton_type
 
 __all__ = ["launch_shared_prefix"]
@@ -139,35 +139,19 @@ def shared_prefix_kernel(
     if table_rows_ptr is not None:
         table_row = tl.load(table_rows_ptr + first_row)
     table_ptr = block_tables_ptr + table_row.to(tl.int64) * table_stride
-    key_ptr += head.to(tl.int64) * key_stride_head
-    value_ptr += head.to(tl.int64) * value_stride_head
-    if FORMAT != SAME:
-        scales_ptr += head.to(tl.int64) * scales_stride_head
     maximum = tl.full([ROWS], float("-inf"), tl.float32)
     denominator = tl.zeros([ROWS], tl.float32)
     first, second = empty_sums(FORMAT, ROWS, PADDED_V)
     blocks = blocks_of_tile(table_ptr, split_begin, 0, end, BLOCK_SIZE, TILE)
-    for tile in range(split_begin, split_end):
-        block = blocks.to(tl.int64)
-        blocks = blocks_of_tile(table_ptr, tile + 1, 0, end, BLOCK_SIZE, TILE)
-        offset = offsets_of_tile(tile, BLOCK_SIZE, TILE)
-        position = tile * TILE + tl.arange(0, TILE)
-        live = position < end
-        key_rows = block * key_stride_block + offset * key_stride_slot
-        value_rows = key_rows if SAME_STRIDES else block * value_stride_block + offset * value_stride_slot
-        keys = load_cache_rows(key_ptr, key_rows, live, FORMAT, HEAD_DIM_K, PADDED_K)
-        values = load_cache_rows(value_ptr, value_rows, live, FORMAT, HEAD_DIM_V, PADDED_V)
-        slots = block * scales_stride_block + offset * scales_stride_slot
-        key_scales, value_scales = load_scales(scales_ptr, slots, scales_stride_kind, live, FORMAT)
-        scores = tile_scores(
-            query, query_odd, factor, keys, key_scales, softcap,
-            FORMAT, HAS_CAP, DTYPE, PRECISION, TILE, PADDED_K,
-        )  # fmt: skip
-        scores = tl.where(position[None, :] < shared[:, None], scores, float("-inf"))
-        maximum, denominator, first, second = accumulate(
-            scores, values, value_scales, maximum, denominator, first, second,
-            FORMAT, DTYPE, PRECISION, TILE, PADDED_V,
-        )  # fmt: skip
+    _, maximum, denominator, first, second = attend_tiles(
+        split_begin, split_end, 0, end, None, shared, blocks, table_ptr, head,
+        query, query_odd, factor, softcap, key_ptr, value_ptr, scales_ptr,
+        key_stride_block, key_stride_head, key_stride_slot,
+        value_stride_block, value_stride_head, value_stride_slot,
+        scales_stride_block, scales_stride_kind, scales_stride_head, scales_stride_slot,
+        maximum, denominator, first, second, HEAD_DIM_K, HEAD_DIM_V, PADDED_K, PADDED_V,
+        BLOCK_SIZE, TILE, HAS_CAP, FORMAT, DTYPE, PRECISION, SAME_STRIDES, ALL_SEEN=False, HAS_BEGIN=False,
+    )  # fmt: skip
     accumulator = finish(first, second, FORMAT, ROWS, PADDED_V)
 
     num_heads = tl.num_programs(1) * GROUP

@@ -51,9 +51,9 @@ INTERPRETER = Target("interpreter", num_processors=8, shared_bytes=1 << 30, nati
 
 
 def current_target(device: torch.device) -> Target:
-    """The target that a launch with tensors on `device` would run on."""
+    """The target that a launch with tensors on `device` would run on; "cuda" alone is the current one."""
     if device.type == "cuda":
-        return _of_gpu(device)
+        return _of_gpu(torch.cuda.current_device() if device.index is None else device.index)
     return INTERPRETER if triton.knobs.runtime.interpret else _of_driver(device)
 
 
@@ -63,10 +63,10 @@ def on_device_of(tensor: torch.Tensor) -> AbstractContextManager[object]:
 
 
 @functools.cache
-def _of_gpu(device: torch.device) -> Target:
+def _of_gpu(index: int) -> Target:
     """A real GPU does not change; asking the driver at every launch would take longer than the launch."""
-    with torch.cuda.device(device):
-        return _of_driver(device)
+    with torch.cuda.device(index):
+        return _of_driver(torch.device("cuda", index))
 
 
 def _of_driver(device: torch.device) -> Target:

@@ -11,7 +11,7 @@ from torch import Tensor
 from pykv.kernels.addressing import load_rows
 from pykv.kernels.arguments import Caches, padded
 from pykv.kernels.cache_format import SAME
-from pykv.kernels.eight_bit import encode, largest_code, quotient
+from pykv.kernels.eight_bit import encode, quotient, row_scales
 from pykv.kernels.target import current_target
 
 __all__ = ["launch_write_kv"]
@@ -69,8 +69,7 @@ def _write_rows(
     rows = load_rows(source_ptr, source_rows, live, WIDTH, PADDED)
     if FORMAT != SAME:
         rows = rows.to(tl.float32)
-        scales = quotient(tl.max(tl.abs(rows), 1), largest_code(FORMAT))
-        scales = tl.where(scales > 0, scales, 1.0)
+        scales = row_scales(rows, FORMAT)
         tl.store(scales_ptr + scale_slots, scales, mask=live)
         rows = encode(quotient(rows, scales[:, None]), FORMAT, cache_ptr.dtype.element_ty)
     column = tl.arange(0, PADDED)

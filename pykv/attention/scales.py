@@ -56,7 +56,10 @@ def row_scales(rows: Tensor, dtype: torch.dtype) -> Tensor:
     A row of zeros gets 1, an infinity counts as the largest float32, and a NaN makes the scale NaN.
     """
     largest = rows.float().abs().amax(dim=-1)
-    scales = (largest.clamp(max=torch.finfo(torch.float32).max) / LARGEST[dtype]).clamp(min=_SMALLEST_NORMAL)
+    divisor = torch.full_like(
+        largest, LARGEST[dtype]
+    )  # by a plain number a GPU multiplies with its rounded inverse
+    scales = (largest.clamp(max=torch.finfo(torch.float32).max) / divisor).clamp(min=_SMALLEST_NORMAL)
     return torch.where(largest == 0, torch.ones_like(scales), scales)
 
 

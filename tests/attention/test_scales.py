@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from pykv.attention import dequantize, paged_attention, write_kv
 
@@ -209,3 +210,24 @@ def test_a_scale_that_is_no_positive_number_is_refused(scale):
     rows = torch.ones(1, 1, 8)
     with pytest.raises(ValueError, match="kv_scales"):
         write_kv(rows, rows, key_cache, value_cache, torch.tensor([0]), kv_scales=(1.0, scale))
+
+
+class Divisors(TorchDispatchMode):
+    """Collects what is divided by inside."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.overloadpacket is torch.ops.aten.div:
+            self.found.append(args[1])
+        return func(*args, **(kwargs or {}))
+
+
+def test_nothing_is_divided_by_a_plain_number():
+    """On a GPU that would multiply with the number's rounded inverse: other scales than the kernels' and the CPU's."""
+    with Divisors() as divisors:
+        written(torch.randn(3, 8), torch.int8, "torch")
+    assert divisors.found
+    assert all(isinstance(divisor, torch.Tensor) and divisor.dim() for divisor in divisors.found)

@@ -132,6 +132,15 @@ def check_write(kernels: Any) -> None:
         assert (cache == 7).all()
 
 
+def check_write_nan(kernels: Any) -> None:
+    caches = empty_caches(Case(cache="int8", head_dim_k=32, block_size=4), 1)
+    key = torch.full((1, 2, 32), math.nan)
+    parts = kernels.arguments.Caches(caches.key, caches.value, caches.scales)
+    kernels.write_kv.launch_write_kv(key, key, parts, torch.tensor([1]))
+    assert caches.scales is not None
+    assert caches.scales[0, :, :, 1].isnan().all()
+
+
 def check_copy(kernels: Any) -> None:
     caches = empty_caches(Case(head_dim_k=32, block_size=17), 4)
     caches.key.normal_()
@@ -173,13 +182,14 @@ CHECKS: dict[str, Callable[[Any], None]] = {
     "sharing, window": check_sharing(dataclasses.replace(SHARERS, window=72)),
     "decode, NaN": check_nan,
     "write": check_write,
+    "write, NaN": check_write_nan,
     "copy": check_copy,
     "large": check_large,
 }
 
 # name: (file, what stands there, what the mutant has instead, the check that must fail)
 MUTANTS = {
-    "decode sees one key too many": ("decode.py", "live = position < length", "live = position <= length", "decode"),
+    "decode sees one key too many": ("tile_loop.py", "else position < end", "else position <= end", "decode"),
     "decode misses the tail": (
         "decode.py", "tl.cdiv(length, TILE) - first_tile", "length // TILE - first_tile", "decode",
     ),
@@ -187,7 +197,7 @@ MUTANTS = {
         "decode.py", "tl.maximum(length - window, 0)", "tl.maximum(length - window + 1, 0)", "decode",
     ),
     "decode ignores the window's edge": (
-        "decode.py", "live = live & (position >= begin)", "live = live & (position >= 0)", "decode",
+        "tile_loop.py", "live = live & (position >= begin)", "live = live & (position >= 0)", "decode",
     ),
     "decode interleaves the heads": (
         "decode.py", "query_head = head * GROUP + member", "query_head = head + member * tl.num_programs(1)", "decode",
@@ -200,7 +210,7 @@ MUTANTS = {
         "decode.py", "log_sum_exp(maximum, denominator), mask=is_head)",
         "log_sum_exp(maximum, denominator), mask=is_head & (denominator > 0))", "decode",
     ),
-    "decode's offsets have 32 bits": ("decode.py", "block = blocks.to(tl.int64)", "block = blocks", "large"),
+    "offsets have 32 bits": ("tile_loop.py", "block = blocks.to(tl.int64)", "block = blocks", "large"),
     "decode takes the batch row for the table row": (
         "addressing.py", "table_row = tl.load(table_rows_ptr + row, mask=exists, other=0)", "table_row = row + 3",
         "decode",
@@ -248,8 +258,8 @@ MUTANTS = {
         "eight_bit.py", "odd = (words & 0x80008000)", "odd = (words & 0x00008000)", "decode, fp8",
     ),
     "prefill hides the diagonal": (
-        "prefill.py", "seen = position[None, :] <= query_position[:, None]",
-        "seen = position[None, :] < query_position[:, None]", "prefill",
+        "prefill.py", "seen_end = tl.minimum(query_position + 1, end)", "seen_end = tl.minimum(query_position, end)",
+        "prefill",
     ),
     "prefill anchors the mask at the row's begin": (
         "prefill.py", "query_position = seq_len - count + query_index", "query_position = query_index", "prefill",
@@ -259,8 +269,8 @@ MUTANTS = {
         "tl.maximum(tl.minimum(origin + 1 + TILE, end), 0) // TILE", "prefill",
     ),
     "prefill's window is one too long": (
-        "prefill.py", "position[None, :] > query_position[:, None] - window",
-        "position[None, :] >= query_position[:, None] - window", "prefill, window",
+        "prefill.py", "seen_begin = query_position - window + 1", "seen_begin = query_position - window",
+        "prefill, window",
     ),
     "prefill loses the last block": (
         "prefill.py", "num_tokens // tokens + batch.num_rows + 1", "num_tokens // tokens + batch.num_rows", "prefill",
@@ -272,8 +282,8 @@ MUTANTS = {
         "decode.py", "if (shared == 0) & (split == 0):", "if (shared != 0) & (split == 0):", "sharing",
     ),
     "members see as much as the longest of them": (
-        "shared_prefix.py", "position[None, :] < shared[:, None]", "(position < end)[None, :] & is_member[:, None]",
-        "sharing",
+        "shared_prefix.py", "split_begin, split_end, 0, end, None, shared,",
+        "split_begin, split_end, 0, end, None, None,", "sharing",
     ),
     "a program leaves out all members but its first": (
         "shared_prefix.py", "is_member & (member_rank == rank + member)", "is_member & (member_rank == rank)",
@@ -301,6 +311,10 @@ MUTANTS = {
     ),
     "the write scales keys by the values' place": (
         "write_kv.py", "scale_slots + scales_stride_kind", "scale_slots", "write",
+    ),
+    "a NaN is written as a number": (
+        "eight_bit.py", "tl.where(num_nans > 0, float(\"nan\"), scales)", "tl.where(num_nans > 0, 1.0, scales)",
+        "write, NaN",
     ),
     "the copy misses a block's tail": (
         "copy_blocks.py", "live = slot < BLOCK_SIZE", "live = slot < BLOCK_SIZE - 1", "copy",

@@ -75,7 +75,8 @@ def test_chunks_of_any_size_give_what_one_chunk_gives() -> None:
         starts = torch.tensor([*range(0, 50, size), 50], dtype=torch.int32)
         same_table = torch.zeros(len(starts) - 1, dtype=torch.int32)
         chunks = Batch(whole.batch.block_tables, starts[1:].clone(), starts, same_table)
-        assert_near(attended(dataclasses.replace(whole, batch=chunks))[0], expected.double(), 2e-6)
+        out, _ = attended(dataclasses.replace(whole, batch=chunks))
+        assert_near(out, expected.double(), TOLERANCE[torch.float32])
 
 
 def test_a_chunk_of_three_after_ten_keys_sees_the_cached_ones() -> None:
@@ -83,7 +84,7 @@ def test_a_chunk_of_three_after_ten_keys_sees_the_cached_ones() -> None:
     paged.query.zero_()  # equal weights: the output is the mean of what is seen
     out, _ = attended(paged)
     for index in range(3):
-        assert_near(out[index], paged.values[0][: 8 + index].mean(0), 1e-6)
+        assert_near(out[index], paged.values[0][: 8 + index].mean(0), TOLERANCE[torch.float32])
 
 
 @pytest.mark.parametrize("length", [1, 6, 7, 8, 9, 15, 16, 17])

@@ -13,12 +13,12 @@ from triton.runtime import driver
 
 from pykv.kernels import target
 
-current: list[torch.device] = []
+current: list[int] = []
 
 
 @contextmanager
-def made_current(device: torch.device) -> Iterator[None]:
-    current.append(device)
+def made_current(device: torch.device | int) -> Iterator[None]:
+    current.append(device if isinstance(device, int) else device.index)
     yield
     current.pop()
 
@@ -28,12 +28,13 @@ def two_gpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """An sm_90 and an sm_103, which no table lists; the driver answers for the current one."""
 
     def reported() -> GPUTarget:
-        return GPUTarget("cuda", 103 if current and current[-1].index == 1 else 90, 32)
+        return GPUTarget("cuda", 103 if current and current[-1] == 1 else 90, 32)
 
     shared = {0: 232_448, 1: 233_472}
     utilities = SimpleNamespace(get_device_properties=lambda index: {"max_shared_mem": shared[index]})
     monkeypatch.setattr(driver, "_active", SimpleNamespace(get_current_target=reported, utils=utilities))
     monkeypatch.setattr(torch.cuda, "device", made_current)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
     processors = SimpleNamespace(multi_processor_count=160)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: processors)
     target._of_gpu.cache_clear()
@@ -48,8 +49,12 @@ def test_each_gpu_is_asked_for_itself(two_gpus: None) -> None:
     assert second.family == "sm"
 
 
+def test_a_gpu_without_a_number_is_the_current_one(two_gpus: None) -> None:
+    assert target.current_target(torch.device("cuda")) == target.current_target(torch.device("cuda", 1))
+
+
 def test_a_launch_is_on_the_device_of_its_tensors(two_gpus: None) -> None:
     with target.on_device_of(SimpleNamespace(is_cuda=True, device=torch.device("cuda", 1))):  # type: ignore[arg-type]
-        assert current[-1].index == 1
+        assert current[-1] == 1
     with target.on_device_of(torch.zeros(1, device="cpu")):
         assert not current

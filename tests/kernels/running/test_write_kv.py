@@ -78,6 +78,22 @@ def test_8_bit_codes_and_scales_are_the_specified_ones(cache: str, dtype: torch.
 
 
 @pytest.mark.parametrize("cache", ["int8", "e4m3"])
+def test_every_bfloat16_is_written_as_the_specification_says(cache: str) -> None:
+    """Among them are NaN, infinities and numbers whose scale would be subnormal."""
+    case = Case(cache=cache, dtype=torch.bfloat16, head_dim_k=32, block_size=16, num_kv_heads=1)
+    actual, expected = poisoned(case, 128), poisoned(case, 128)
+    bits = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16)
+    tokens, slots = bits.view(torch.bfloat16).view(-1, 1, 32), torch.arange(2048)
+    launch_write_kv(tokens, tokens, actual, slots)
+    torch_backend.write_kv(tokens, tokens, expected.key, expected.value, slots, expected.scales)
+    assert torch.equal(raw(actual.key), raw(expected.key))
+    assert torch.equal(raw(actual.value), raw(expected.value))
+    assert actual.scales is not None
+    torch.testing.assert_close(actual.scales, expected.scales, rtol=0, atol=0, equal_nan=True)
+    assert actual.scales.isnan().sum() == 2 * 8  # of 32 numbers each: 127 NaN of either sign
+
+
+@pytest.mark.parametrize("cache", ["int8", "e4m3"])
 def test_rows_of_one_value_have_usable_scales(cache: str) -> None:
     case = Case(cache=cache, dtype=torch.float32, head_dim_k=32, block_size=8)
     caches = poisoned(case, 1)

@@ -2,7 +2,7 @@
 
 Physical blocks are in shuffled order. Whatever no sequence owns (block 0, the spare block, the tails of last blocks,
 table entries past a sequence) holds NaN or a block id that does not exist.
-With PYKV_KERNEL_DEVICE=cuda in the environment everything is on the GPU.
+With PYKV_KERNEL_DEVICE=cuda in the environment everything is on the GPU, and the numbers are the same.
 """
 
 from __future__ import annotations
@@ -116,15 +116,20 @@ def attend_float64(query: Tensor, keys: Tensor, values: Tensor, rule: Rule) -> t
 
 def build(case: Case) -> PagedBatch:
     """Lays the case's sequences into a shuffled, poisoned pool."""
-    generator = torch.Generator(DEVICE).manual_seed(case.seed)
+    generator = torch.Generator("cpu").manual_seed(case.seed)
+
+    def random(*size: int) -> Tensor:
+        return torch.randn(size, generator=generator, device="cpu").to(DEVICE)
+
+    def shuffled(count: int) -> list[int]:
+        return [int(number) for number in torch.randperm(count, generator=generator, device="cpu")]
+
     needed = [-(-num_keys // case.block_size) for _, num_keys in case.rows]
     caches = empty_caches(case, sum(needed) + 2)
-    order = (torch.randperm(sum(needed) + 1, generator=generator, device=DEVICE) + 1).tolist()
+    order = [block + 1 for block in shuffled(sum(needed) + 1)]
     table_rows = list(range(len(case.rows)))
     if case.shuffle_rows:
-        table_rows = [
-            3 + row for row in torch.randperm(len(case.rows), generator=generator, device=DEVICE).tolist()
-        ]
+        table_rows = [3 + row for row in shuffled(len(case.rows))]
     tables = torch.full((max(table_rows, default=0) + 2, max([*needed, 1]) + 1), -7, dtype=torch.int32)
     num_queries = torch.tensor([count for count, _ in case.rows])
     starts = torch.zeros(len(case.rows) + 1, dtype=torch.int32)
@@ -132,7 +137,7 @@ def build(case: Case) -> PagedBatch:
     size = (int(num_queries.sum()) + case.spare_tokens, case.num_heads, case.head_dim_k)
     paged = PagedBatch(
         case=case,
-        query=(torch.randn(size, generator=generator) * case.magnitude).to(case.dtype),
+        query=(random(*size) * case.magnitude).to(case.dtype),
         caches=caches,
         batch=Batch(
             tables,
@@ -144,7 +149,7 @@ def build(case: Case) -> PagedBatch:
             case.scale or case.head_dim_k**-0.5,
             case.window,
             case.softcap,
-            torch.randn(case.num_heads, generator=generator) if case.sinks else None,
+            random(case.num_heads) if case.sinks else None,
         ),
     )
     paged.poison(caches)
@@ -155,7 +160,7 @@ def build(case: Case) -> PagedBatch:
         slots = blocks[position // case.block_size] * case.block_size + position % case.block_size
         for kind, owned in enumerate((paged.keys, paged.values)):
             width = case.value_dim if kind else case.head_dim_k
-            tokens = torch.randn(num_keys, case.num_kv_heads, width, generator=generator).to(case.dtype)
+            tokens = random(num_keys, case.num_kv_heads, width).to(case.dtype)
             owned.append(fill(caches, kind, slots, tokens, case.cache))
     return paged
 
@@ -205,7 +210,10 @@ def fill(caches: Caches, kind: int, slots: Tensor, tokens: Tensor, cache: str) -
 def quantize(tokens: Tensor, cache: str) -> tuple[Tensor, Tensor]:
     """float32 [..., head_dim] to (codes, scales): each row's largest magnitude becomes the largest code."""
     largest = LARGEST_CODE[cache]
-    scales = tokens.abs().amax(-1) / largest
+    magnitudes = tokens.abs().amax(-1)
+    scales = magnitudes / torch.full_like(
+        magnitudes, largest
+    )  # a GPU's division by a plain number is not exact
     scales = torch.where(scales > 0, scales, torch.ones_like(scales))
     ratio = (tokens / scales[..., None]).clamp(-largest, largest)
     return (ratio.round() if cache == "int8" else ratio).to(CACHE_TYPES[cache]), scales
