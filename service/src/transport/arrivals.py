@@ -16,6 +16,7 @@ from pykv.service.transport.peers import Peers, peer_of
 
 __all__ = ["Arrivals"]
 
+ACCEPTS_A_TURN = 64
 RETRY_SECONDS = 1.0
 
 log = structlog.get_logger("pykv.service")
@@ -52,31 +53,42 @@ class Arrivals:
         self._make_protocol = make_protocol
         self._handshake_seconds = handshake_seconds
         self._beginning: set[asyncio.Task[None]] = set()
-        self._accepting = asyncio.create_task(self._accept_all())
-        self._accepting.add_done_callback(lambda _: listener.close())
+        self._loop = asyncio.get_running_loop()
+        self._listen()
 
     def close(self) -> None:
         """Takes no more connections, and gives those up that have not begun."""
-        for task in (self._accepting, *self._beginning):
+        if self._listener.fileno() >= 0:
+            self._loop.remove_reader(self._listener)
+            self._listener.close()
+        for task in self._beginning:
             task.cancel()
 
     async def wait_closed(self) -> None:
-        """Returns once nothing is accepted any more."""
-        await asyncio.wait({self._accepting, *self._beginning})
+        """Returns once those that were given up are closed."""
+        if self._beginning:
+            await asyncio.wait(self._beginning)
 
-    async def _accept_all(self) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
+    def _listen(self) -> None:
+        if self._listener.fileno() >= 0:
+            self._loop.add_reader(self._listener, self._accept)
+
+    def _accept(self) -> None:
+        """Takes those that wait, but not so many that all else waits for it."""
+        for _ in range(ACCEPTS_A_TURN):
             try:
-                connection, address = await loop.sock_accept(self._listener)
+                connection, address = self._listener.accept()
+            except (BlockingIOError, InterruptedError):
+                return
             except ConnectionAbortedError:
                 continue
             except OSError as error:  # no more files, most often
                 log.error("no connection can be accepted", error=str(error))
-                await asyncio.sleep(RETRY_SECONDS)
-                continue
+                self._loop.remove_reader(self._listener)
+                self._loop.call_later(RETRY_SECONDS, self._listen)
+                return
+            connection.setblocking(False)
             self._take(connection, peer_of(address))
-            await asyncio.sleep(0)  # else those that wait already would keep the loop from all else
 
     def _take(self, connection: socket.socket, peer: str) -> None:
         limit = self._peers.admit(peer)
@@ -99,7 +111,7 @@ class Arrivals:
     async def _begin(self, connection: socket.socket, protocol: ServerProtocol) -> None:
         tls = self.tls
         with suppress(OSError):  # a handshake that failed or took too long: the socket is closed
-            await asyncio.get_running_loop().connect_accepted_socket(
+            await self._loop.connect_accepted_socket(
                 lambda: protocol,
                 connection,
                 ssl=tls,
