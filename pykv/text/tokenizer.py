@@ -7,13 +7,15 @@ from functools import cached_property
 from typing import Any
 
 from jinja2 import TemplateError
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, models
 
 from pykv.errors import InvalidRequestError, ModelError
 from pykv.text.chat import checked_messages
 from pykv.text.control_tokens import ControlTokens
 from pykv.text.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
 from pykv.text.token_pieces import Piece, byte_level_pieces
+
+CACHED_WORDS = 4000
 
 
 class TextTokenizer:
@@ -119,4 +121,15 @@ def _private_copy(tokenizer: Any) -> Tokenizer:
     copy = Tokenizer.from_str(backend.to_str())
     copy.no_truncation()
     copy.no_padding()
+    _bound_cache(copy)
     return copy
+
+
+def _bound_cache(backend: Tokenizer) -> None:
+    """Bounds what each thread that encodes keeps of the words that it met: a long one takes up to 8 KiB.
+
+    By default those would be 10 000 words, 80 MiB a thread, which prompts made for that fill. Text is encoded as fast
+    with CACHED_WORDS. Models that look words up keep none.
+    """
+    if isinstance(backend.model, models.BPE | models.Unigram):
+        backend.model._resize_cache(CACHED_WORDS)

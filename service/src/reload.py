@@ -59,7 +59,7 @@ class Credentials:
             with anyio.fail_after(READ_SECONDS):
                 tenants, tls = await run_in_daemon_thread(self._read, RELOAD_THREAD)
             if tls is not None:
-                await server.renew(tls)
+                server.renew(tls)
             if tenants is not None:
                 self.gate.change(tenants)
                 self.shares.change(tenants)

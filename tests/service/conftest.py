@@ -2,6 +2,7 @@
 
 import asyncio
 import importlib.util
+import json
 import logging
 import sys
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -240,9 +241,23 @@ def collect():
 
 
 @pytest.fixture
-def make_soak():
-    """Makes clients that behave badly: `await make_soak(address, open_raw, framed, seed).run(seconds)`."""
-    return _sibling("soak").Soak
+def run_soak():
+    """Runs clients that behave badly: `await run_soak(address, seed, seconds)`, how often each thing was done."""
+
+    async def run(address, seed, seconds):
+        program = Path(__file__).with_name("soak.py")
+        clients = await asyncio.create_subprocess_exec(
+            sys.executable, program, address, str(seed), str(seconds), stdout=asyncio.subprocess.PIPE
+        )
+        try:
+            output, _ = await clients.communicate()
+        finally:
+            if clients.returncode is None:
+                clients.kill()
+        assert clients.returncode == 0
+        return json.loads(output)
+
+    return run
 
 
 @pytest.fixture

@@ -92,6 +92,13 @@ class RawConnection:
                 await self._read()
         return self.statuses.pop(stream_id)
 
+    async def begun(self, stream_id):
+        """The status of a call that may never end: that of a success as soon as anything comes."""
+        async with asyncio.timeout(20):
+            while stream_id not in self.statuses and stream_id not in self.data:
+                await self._read()
+        return self.statuses.pop(stream_id, (0, ""))
+
     def data_of(self, stream_id):
         """All that was received on the stream."""
         return b"".join(self.data[stream_id])

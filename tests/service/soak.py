@@ -1,10 +1,17 @@
-"""Clients that behave badly, at random, for as long as wanted."""
+"""Clients that behave badly, at random, for as long as wanted: `python soak.py ADDRESS SEED SECONDS`.
+
+They have a process of their own, so that what they take is not taken for the daemon's. At the end it prints, as JSON,
+how often each kind of thing was done.
+"""
 
 import asyncio
+import json
 import random
+import sys
 from contextlib import asynccontextmanager, suppress
 
 from h2.exceptions import ProtocolError
+from raw_connection import RawConnection, framed
 
 from pykv.client import Client
 from pykv.errors import PykvError
@@ -24,12 +31,14 @@ KINDS = (
 class Soak:
     """Some clients at once, each of which does one thing after the other until the time is up.
 
+    They begin with floods, all at once: the most that the daemon will have to hold comes first.
+
     Attributes:
         done: how often each kind of thing was done.
     """
 
-    def __init__(self, address, open_raw, framed, seed):
-        self._address, self._open_raw, self._framed = address, open_raw, framed
+    def __init__(self, address, seed):
+        self._address = address
         self._random = random.Random(seed)
         self.done = dict.fromkeys(KINDS, 0)
 
@@ -43,6 +52,7 @@ class Soak:
     async def _client(self, end):
         loop = asyncio.get_running_loop()
         async with Client(self._address) as client:
+            await self._flood(client)
             while loop.time() < end or 0 in self.done.values():
                 missing = [kind for kind in KINDS if not self.done[kind]]
                 kind = self._random.choice(missing or KINDS)
@@ -117,7 +127,7 @@ class Soak:
     @asynccontextmanager
     async def _raw(self, **options):
         """A connection by hand, which is closed however it is left."""
-        connection = await self._open_raw(address=self._address, **options)
+        connection = await RawConnection.open(self._address, **options)
         try:
             yield connection
         finally:
@@ -141,7 +151,7 @@ class Soak:
 
     async def _half_a_message(self, client):
         async with self._raw() as connection:
-            stream_id = connection.request(GENERATE, self._framed(b"x" * 10, length=20))
+            stream_id = connection.request(GENERATE, framed(b"x" * 10, length=20))
             await connection.flush()
             await connection.status(stream_id)
 
@@ -188,7 +198,7 @@ class Soak:
         """A request in single bytes, which does not come in time."""
         async with self._raw() as connection:
             stream_id = connection.request(GENERATE, end_stream=False)
-            for byte in self._framed(b"x" * 40)[: self._random.randrange(45)]:
+            for byte in framed(b"x" * 40)[: self._random.randrange(45)]:
                 connection.h2.send_data(stream_id, bytes([byte]))
                 await connection.flush()
             await connection.status(stream_id)
@@ -202,4 +212,15 @@ class Soak:
 
     def _request(self, most=LONG, least=1):
         sampling = pb.SamplingParams(max_tokens=self._random.randrange(least, most), ignore_eos=True)
-        return self._framed(pb.GenerateRequest(text=self._prompt(), sampling=sampling))
+        return framed(pb.GenerateRequest(text=self._prompt(), sampling=sampling))
+
+
+def main():
+    address, seed, seconds = sys.argv[1:]
+    soak = Soak(address, int(seed))
+    asyncio.run(soak.run(float(seconds)))
+    print(json.dumps(soak.done))
+
+
+if __name__ == "__main__":
+    main()

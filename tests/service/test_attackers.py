@@ -1,6 +1,10 @@
 """Clients that want to use the daemon up: each is bounded by a named option, and the others go on."""
 
 import asyncio
+import os
+import resource
+import socket
+from contextlib import contextmanager, suppress
 
 import h2.errors
 import h2.events
@@ -9,7 +13,7 @@ import pytest
 from pykv.client import Client
 from pykv.sampling import SamplingParams
 from pykv.service.protocol import engine_pb2 as pb
-from pykv.service.transport import TransportLimits
+from pykv.service.transport import TransportLimits, arrivals
 from pykv.service.transport.frame_meter import FrameMeter
 from pykv.service.transport.peers import Peers, peer_of
 
@@ -70,6 +74,44 @@ async def test_who_connects_too_often_must_wait(start_daemon, raw_open, eventual
     connection = await raw_open(daemon.address)
     assert await sent_away(connection) == (CALM, "connections_per_second is reached")
     await connection.close()
+
+
+@contextmanager
+def no_more_files():
+    """All that this process may open is open."""
+    before, taken = resource.getrlimit(resource.RLIMIT_NOFILE), []
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/dev/fd"))) + 1, before[1]))
+    try:
+        with suppress(OSError):
+            while True:
+                taken.append(os.dup(0))
+        yield
+    finally:
+        for file in taken:
+            os.close(file)
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+@pytest.mark.asyncio
+async def test_with_no_more_files_connections_wait_until_there_are_some(
+    daemon, eventually, monkeypatch, caplog
+):
+    monkeypatch.setattr(arrivals, "RETRY_SECONDS", 0.05)
+    client = socket.socket()
+    client.setblocking(False)
+    host, port = daemon.address.split(":")
+    with no_more_files():
+        await asyncio.get_running_loop().sock_connect(client, (host, int(port)))
+
+        async def is_told():
+            return "no connection can be accepted" in caplog.text
+
+        await eventually(is_told)
+    reader, writer = await asyncio.open_connection(sock=client)
+    async with asyncio.timeout(10):
+        assert (await reader.readexactly(9))[3] == 4  # SETTINGS
+    writer.close()
+    await still_serves(daemon.address)
 
 
 def test_peers_are_counted_apart_and_their_allowance_fills_with_time():

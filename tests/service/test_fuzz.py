@@ -21,7 +21,9 @@ METHODS = {
     "EndSession": pb.EndSessionRequest,
     "GetModel": pb.GetModelRequest,
     "GetStats": pb.GetStatsRequest,
+    "SubscribeKvEvents": pb.SubscribeKvEventsRequest,
 }
+ENDLESS = {"SubscribeKvEvents"}
 SHORT = pb.SamplingParams(max_tokens=3)
 GOOD = {
     "Generate": pb.GenerateRequest(text="a", sampling=SHORT),
@@ -101,7 +103,8 @@ def bounded(request):
 def fuzzed(start_daemon_in, make_real_engine):
     """A daemon in an event loop of its own, and `call(method, data)` that gives the status of one call."""
     with asyncio.Runner() as runner:
-        daemon, stop = runner.run(start_daemon_in(make_real_engine()))
+        options = {"max_kv_events": 1000}
+        daemon, stop = runner.run(start_daemon_in(make_real_engine(**options), **options))
         yield Fuzzed(runner, daemon)
         runner.run(stop())
 
@@ -122,7 +125,8 @@ class Fuzzed:
             connection = await open_raw(self.daemon.address)
             try:
                 stream_id = await connection.send(f"/pykv.v1.Engine/{method}", data)
-                return await connection.status(stream_id)
+                ends = method not in ENDLESS
+                return await (connection.status(stream_id) if ends else connection.begun(stream_id))
             finally:
                 await connection.close()
 
@@ -135,7 +139,12 @@ class Fuzzed:
                 deltas = [delta async for delta in client.generate("a", params)]
                 return deltas[-1].usage.output_tokens, await client.health()
 
+        async def have_ended():
+            while len(self.daemon.daemon._calls):  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+
         assert self.run(ask()) == (2, "SERVING")
+        self.run(have_ended())
 
 
 @pytest.mark.parametrize("method", METHODS)

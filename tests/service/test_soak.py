@@ -5,6 +5,7 @@
 
 import asyncio
 import gc
+import logging
 import os
 import urllib.request
 
@@ -30,8 +31,9 @@ MEMORY_BYTES = 24 * 2**20
 
 @pytest.mark.timeout(SECONDS * 2 + 120)
 async def test_everything_is_back_at_the_end(
-    start_daemon, make_real_engine, open_raw, framed, make_soak, eventually
+    start_daemon, make_real_engine, open_raw, framed, run_soak, eventually, caplog
 ):
+    caplog.set_level(logging.ERROR)  # pytest would keep each warning to the end of the test
     engine = make_real_engine(
         max_pending_tokens=64, max_num_seqs=16, max_num_batched_tokens=256, max_queued_requests=32
     )
@@ -52,17 +54,13 @@ async def test_everything_is_back_at_the_end(
 
     (protocol,) = daemon.daemon._server._connections
     window = protocol.connection.h2._inbound_flow_control_window_manager
-    await make_soak(daemon.address, open_raw, framed, 1).run(
-        min(SECONDS / 4, 60.0)
-    )  # what is first used is kept
+    await run_soak(daemon.address, 1, min(SECONDS / 4, 60.0))  # what is first used is kept
     before, memory = await settled()
-    soak = make_soak(daemon.address, open_raw, framed, 2)
     for place in range(50):
         constant.request("/pykv.v1.Engine/Generate", framed(b"\xff" * 1000))
         await constant.flush()
         if place == 25:
-            await soak.run(SECONDS)
-    assert all(soak.done.values())
+            assert all((await run_soak(daemon.address, 2, SECONDS)).values())
     await constant.close()
     constant = await open_raw(address=daemon.address)
     after, memory_after = await settled()

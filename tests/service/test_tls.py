@@ -135,6 +135,50 @@ async def test_files_that_became_bad_change_nothing(start_tls, authority, tmp_pa
         assert await one_answer(client, collect) == [6, 7, 8]
 
 
+async def test_handshakes_in_progress_count_as_connections_and_must_come_to_an_end(
+    start_tls, authority, collect, eventually
+):
+    daemon = await start_tls(max_connections=20, max_connections_per_peer=10, request_timeout=1.0)
+    server = daemon.daemon._server
+    streams = [await asyncio.open_connection(*daemon.address.split(":")) for _ in range(30)]
+    for _, writer in streams[:5]:
+        writer.write(b"\x16\x03\x01\x02\x00\x01")  # the beginning of a hello
+
+    async def are_counted():
+        return server.num_connections + server.num_refused.get("max_connections_per_peer", 0) == 30
+
+    await eventually(are_counted)
+    assert server.num_connections == 10
+    async with Client(daemon.address, tls=tls_context(authority.file)) as client:
+        with pytest.raises(ServiceError):
+            await client.health()
+        async with asyncio.timeout(10):
+            assert [await reader.read() for reader, _ in streams] == [b""] * 30
+
+        async def have_left():
+            return server.num_connections == 0
+
+        await eventually(have_left)
+        assert await one_answer(client, collect) == [6, 7, 8]
+        assert server.num_connections == 1
+    for _, writer in streams:
+        writer.close()
+
+
+async def test_an_end_amid_handshakes_comes(start_tls, eventually):
+    daemon = await start_tls()
+    reader, writer = await asyncio.open_connection(*daemon.address.split(":"))
+
+    async def is_counted():
+        return daemon.daemon._server.num_connections == 1
+
+    await eventually(is_counted)
+    async with asyncio.timeout(5):
+        await daemon.stop()
+        assert await reader.read() == b""
+    writer.close()
+
+
 async def test_an_end_with_open_connections_comes(start_tls, authority):
     daemon = await start_tls()
     async with Client(daemon.address, tls=tls_context(authority.file)) as client:

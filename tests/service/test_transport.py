@@ -1,6 +1,7 @@
 """The transport: its bounds, and windows that come back."""
 
 import asyncio
+import struct
 
 import grpclib
 import h2.connection
@@ -12,18 +13,21 @@ from grpclib.server import Handler, Server
 
 from pykv.service.protocol import engine_pb2 as pb
 from pykv.service.transport import TransportLimits
+from pykv.service.transport.connection import CallEvents
 from pykv.service.transport.frame_meter import FrameMeter
 from pykv.service.transport.handler import CallHandler
+from pykv.service.transport.http2 import BoundedH2Connection
 
 GENERATE = "/pykv.v1.Engine/Generate"
 INVALID_ARGUMENT = 3
+UNIMPLEMENTED = 12
 MAX_CONCURRENT_STREAMS = 3
 
 
 def test_the_private_parts_that_the_transport_stands_on_are_there():
     assert grpclib.__version__ == "0.4.9"
-    assert {"_protocol_factory", "close", "wait_closed", "__gc_step__"} <= set(dir(Server))
-    assert {"accept", "cancel", "wait_closed"} <= set(dir(Handler))
+    assert {"close", "wait_closed", "__gc_step__"} <= set(dir(Server))
+    assert {"accept", "cancel", "wait_closed", "__gc_step__"} <= set(dir(Handler))
     assert {"create_stream", "flush", "initialize", "ack", "feed"} <= set(dir(Connection))
     assert {"process", "process_request_received", "process_data_received"} <= set(dir(EventsProcessor))
     assert {"connection_made", "connection_lost", "data_received"} <= set(dir(H2Protocol))
@@ -31,7 +35,9 @@ def test_the_private_parts_that_the_transport_stands_on_are_there():
     assert {"recv_data", "send_data", "init_stream", "__terminated__"} <= set(dir(Stream))
     h2_connection = h2.connection.H2Connection()
     assert {"_frame_dispatch_table", "local_settings"} <= set(vars(h2_connection))
+    assert {"MAX_CLOSED_STREAMS", "_receive_settings_frame"} <= set(dir(h2_connection))
     assert hasattr(h2_connection, "highest_inbound_stream_id")
+    assert h2_connection.encoder.table_size_changes == []
 
 
 def prompt(num_bytes=0, **values):
@@ -147,6 +153,56 @@ async def test_a_flood_of_cheap_frames_closes_its_connection_alone(raw, client, 
     assert await client.health() == "SERVING"
 
 
+WINDOW_UPDATE = b"\0\0\4\x08\0\0\0\0\0\0\0\0\1"
+
+
+@pytest.mark.asyncio
+async def test_a_flood_of_window_updates_closes_its_connection_alone(raw, client, caplog):
+    """They cost a tenth of the others, since peers that read send many."""
+    raw.writer.write(WINDOW_UPDATE * 15_000)
+    assert await sent_away(raw) == h2.errors.ErrorCodes.ENHANCE_YOUR_CALM
+    assert caplog.text.count("connection closed") == 1
+    assert await client.health() == "SERVING"
+
+
+@pytest.mark.asyncio
+async def test_of_window_updates_that_come_together_all_streams_are_told_once(
+    raw, daemon, framed, monkeypatch
+):
+    told = []
+    process = CallEvents.process
+
+    def remember(self, event):
+        if isinstance(event, h2.events.WindowUpdated):
+            told.append(event.stream_id)
+        process(self, event)
+
+    monkeypatch.setattr(CallEvents, "process", remember)
+    first = raw.request(GENERATE, end_stream=False)
+    (connection,) = daemon.daemon._server._connections
+    await window_after(raw, [])
+    window = connection.connection.h2.outbound_flow_control_window
+    raw.writer.write(WINDOW_UPDATE * 9000 + b"\0\0\4\x08\0" + first.to_bytes(4, "big") + b"\0\0\0\1")
+    await window_after(raw, [])
+    assert connection.connection.h2.outbound_flow_control_window == window + 9000
+    assert told.count(first) == 1
+    assert 1 <= told.count(0) < 100  # once each time that the socket was read
+
+
+@pytest.mark.asyncio
+async def test_settings_cost_more_where_many_streams_are_told_of_them(raw, client):
+    """Each would be told; 400 of them are few on a connection with few calls."""
+    settings = b"".join(settings_frame([(4, 2**17 + number % 2)]) for number in range(400))
+    raw.writer.write(settings)
+    await window_after(raw, [])
+    for _ in range(600):
+        raw.request(GENERATE, end_stream=False)
+    await window_after(raw, [])
+    raw.writer.write(settings)
+    assert await sent_away(raw) == h2.errors.ErrorCodes.ENHANCE_YOUR_CALM
+    assert await client.health() == "SERVING"
+
+
 @pytest.mark.asyncio
 async def test_a_flood_of_calls_that_are_reset_closes_its_connection_and_begins_none(
     raw, framed, client, engine, caplog
@@ -258,3 +314,78 @@ async def test_a_malformed_timeout_is_answered(raw, framed):
     stream_id = raw.request(GENERATE, framed(prompt()), timeout="soon")
     await raw.flush()
     assert (await raw.status(stream_id))[0] != 0
+
+
+@pytest.mark.asyncio
+async def test_nothing_of_a_call_is_kept_once_it_has_ended(raw, framed, daemon):
+    (connection,) = daemon.daemon._server._connections
+    for _ in range(3):
+        begun = [raw.request(GENERATE, framed(pb.GenerateRequest())) for _ in range(5)]
+        await raw.flush()
+        assert [(await raw.status(stream_id))[0] for stream_id in begun] == [INVALID_ARGUMENT] * 5
+        await window_after(raw, [])
+        assert not connection.handler._tasks
+        assert not connection.handler._cancelled
+
+
+@pytest.mark.asyncio
+async def test_of_many_calls_on_one_connection_few_ends_are_remembered(daemon, raw_open, framed, monkeypatch):
+    assert BoundedH2Connection.MAX_CLOSED_STREAMS <= 1024
+    monkeypatch.setattr(BoundedH2Connection, "MAX_CLOSED_STREAMS", 20)
+    raw = await raw_open(daemon.address)
+    (connection,) = daemon.daemon._server._connections
+    first = raw.request(GENERATE, framed(pb.GenerateRequest()), end_stream=False)
+    begun = [raw.request("/pykv.v1.Engine/None", b"") for _ in range(60)]
+    await raw.flush()
+    for stream_id in begun:
+        await raw.status(stream_id)
+    forgotten, last = begun[0], raw.request("/pykv.v1.Engine/None", b"")
+    # What was on its way to a call that ended meanwhile does no harm, and one that lasts is not forgotten.
+    raw.writer.write(b"\0\0\1\0\0" + forgotten.to_bytes(4, "big") + b"x")
+    raw.h2.send_data(first, b"", end_stream=True)
+    await raw.flush()
+    assert (await raw.status(first))[0] == INVALID_ARGUMENT
+    assert (await raw.status(last))[0] == UNIMPLEMENTED
+    assert len(connection.connection.h2._closed_streams) == 20
+    await raw.close()
+
+
+def settings_frame(settings):
+    body = b"".join(struct.pack(">HL", *setting) for setting in settings)
+    return len(body).to_bytes(3, "big") + b"\4\0\0\0\0\0" + body
+
+
+@pytest.mark.asyncio
+async def test_unknown_settings_are_ignored_and_the_table_of_sent_headers_stays_small(raw, framed, daemon):
+    """A peer might name 65 536 settings, and let what each header said be kept for good."""
+    (connection,) = daemon.daemon._server._connections
+    h2_connection = connection.connection.h2
+    num_settings = len(h2_connection.remote_settings)
+    for first in range(100, 2**16, 2700):
+        raw.writer.write(settings_frame((code, 1) for code in range(first, min(first + 2700, 2**16))))
+    raw.writer.write(settings_frame([(1, 2**32 - 1), (6, 2**20)]))
+    await window_after(raw, [])
+    assert len(h2_connection.remote_settings) <= num_settings + 1
+    assert h2_connection.remote_settings.max_header_list_size == 2**20
+    for number in range(100):  # each is answered by a message of its own
+        session = pb.Retention(session_id="x" * (300 + number))
+        request = pb.GenerateRequest(token_ids=pb.TokenIds(ids=[5]), retention=session)
+        stream_id = raw.request(GENERATE, framed(request))
+        await raw.flush()
+        assert str(300 + number) in (await raw.status(stream_id))[1]
+    assert h2_connection.encoder.header_table._current_size <= 4096
+
+
+@pytest.mark.asyncio
+async def test_sizes_of_the_table_of_headers_are_heeded_and_not_collected(raw, daemon, framed):
+    (connection,) = daemon.daemon._server._connections
+    for size in [100, 0, 4096] * 100 + [200]:
+        raw.writer.write(settings_frame([(1, size)]))
+    raw.h2.decoder.max_allowed_table_size = 4096
+    await window_after(raw, [])
+    assert connection.connection.h2.encoder.table_size_changes == [0, 200]
+    for _ in range(2):
+        stream_id = raw.request(GENERATE, framed(pb.GenerateRequest()))
+        await raw.flush()
+        assert (await raw.status(stream_id))[0] == INVALID_ARGUMENT
+    assert raw.h2.decoder.header_table_size == 200

@@ -5,7 +5,9 @@ from __future__ import annotations
 import random
 from concurrent.futures import ThreadPoolExecutor
 
+import psutil
 import pytest
+from tokenizers import Tokenizer, models
 
 from pykv.errors import InvalidRequestError, ModelError
 from pykv.text.tokenizer import TextTokenizer
@@ -121,3 +123,21 @@ def test_many_threads_get_the_ids_that_one_gets(byte_tokenizer, tokenizer):
 
 def test_no_token_is_longer_than_stated(tokenizer):
     assert tokenizer.longest_token_characters >= len("<|im_start|>")
+
+
+def test_what_is_kept_of_words_is_bounded(byte_tokenizer):
+    """Words of the greatest length that is kept, all different: by default they would take 80 MiB."""
+    tokenizer = TextTokenizer(byte_tokenizer)
+    process = psutil.Process()
+    tokenizer.encode("a")
+    before = process.memory_info().rss
+    for number in range(12_000):
+        tokenizer.encode(f"{number:05}" + "x" * 250)
+    assert process.memory_info().rss - before < 48 * 2**20
+
+
+@pytest.mark.parametrize("model", [models.BPE(), models.Unigram(), models.WordPiece(), models.WordLevel()])
+def test_a_model_that_keeps_words_can_be_told_how_many(model):
+    keeps_words = isinstance(model, models.BPE | models.Unigram)
+    assert hasattr(model, "_resize_cache") == keeps_words
+    TextTokenizer(Tokenizer(model))

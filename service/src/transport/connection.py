@@ -10,14 +10,15 @@ from grpclib.utils import Wrapper
 from h2.config import H2Configuration
 from h2.connection import H2Connection
 from h2.errors import ErrorCodes
-from h2.events import DataReceived, Event, RequestReceived, StreamReset
+from h2.events import DataReceived, Event, RequestReceived, StreamReset, WindowUpdated
 from h2.settings import SettingCodes, Settings
-from hyperframe.frame import GoAwayFrame, SettingsFrame
 
 from pykv.service.transport.frame_meter import FrameMeter
+from pykv.service.transport.goaway import goaway
 from pykv.service.transport.handler import CallHandler
+from pykv.service.transport.http2 import BoundedH2Connection
 from pykv.service.transport.limits import TransportLimits
-from pykv.service.transport.peers import Peers, peer_of
+from pykv.service.transport.peers import Peers
 from pykv.service.transport.stream import BoundedStream
 from pykv.service.transport.writer import TickWriter
 
@@ -42,16 +43,22 @@ class BoundedConnection(Connection):
         self.meter = FrameMeter(limits)
 
     def feed(self, data: bytes) -> list[Event]:
-        """What `data` says, without the calls that it both begins and resets: nothing is done for those."""
+        """What `data` says, without that for which nothing needs to be done.
+
+        That is the calls that it both begins and resets, and all but the last update of the connection's window, of
+        each of which every stream would be told.
+        """
         events = super().feed(data)
         resets = [event for event in events if isinstance(event, StreamReset)]
-        if not resets:
-            return events
-        self.meter.charge(sum(not event.remote_reset for event in resets))  # h2 did, because of an error
+        if resets:
+            self.meter.charge(sum(not event.remote_reset for event in resets))  # h2 did, because of an error
         gone = {event.stream_id for event in resets}
-        return [
-            event for event in events if not (isinstance(event, RequestReceived) and event.stream_id in gone)
-        ]
+        needless = {
+            id(event) for event in events if isinstance(event, RequestReceived) and event.stream_id in gone
+        }
+        updates = [event for event in events if isinstance(event, WindowUpdated) and event.stream_id == 0]
+        needless.update(map(id, updates[:-1]))
+        return [event for event in events if id(event) not in needless] if needless else events
 
     def create_stream(self, *, stream_id: int | None = None, wrapper: Wrapper | None = None) -> BoundedStream:
         """The stream of a call that a client began."""
@@ -87,7 +94,15 @@ class CallEvents(EventsProcessor):
 
 
 class ServerProtocol(H2Protocol):
-    """One client's connection."""
+    """One client's connection.
+
+    Args:
+        live: the connections that have begun and are not lost; it is one of them meanwhile.
+        peers: where `peer` was admitted, and leaves when the connection is lost.
+
+    Attributes:
+        has_begun: whether the connection was made, its TLS handshake included.
+    """
 
     connection: BoundedConnection
     processor: CallEvents
@@ -100,25 +115,24 @@ class ServerProtocol(H2Protocol):
         limits: TransportLimits,
         live: "set[ServerProtocol]",
         peers: Peers,
+        peer: str,
     ) -> None:
         super().__init__(handler, config, h2_config)
+        self.has_begun = False
         self._limits = limits
         self._live = live
         self._peers = peers
+        self._peer = peer
+        self._lost = asyncio.Event()
         self._stalled: asyncio.TimerHandle | None = None
         self._overdue: asyncio.TimerHandle | None = None
-        self._is_refused = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Says the settings, once, and waits for calls; or sends the client away."""
+        """Says the settings, once, and waits for calls."""
+        self.has_begun = True
         self._transport = cast(asyncio.Transport, transport)
         self._writer = TickWriter(self._transport)
-        self._peer = peer_of(transport.get_extra_info("peername"))
-        limit = self._peers.admit(self._peer)
-        if limit is not None:
-            self._refuse(limit)
-            return
-        h2 = H2Connection(config=self.h2_config)
+        h2 = BoundedH2Connection(config=self.h2_config)
         h2.local_settings = self._settings()
         h2.initiate_connection()
         more_window = self.config.http2_connection_window_size - h2.inbound_flow_control_window
@@ -132,8 +146,7 @@ class ServerProtocol(H2Protocol):
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """Ends the calls of this connection."""
-        if self._is_refused:
-            return
+        self._lost.set()
         self._live.discard(self)
         self._peers.leave(self._peer)
         self._expect_nothing()
@@ -142,13 +155,11 @@ class ServerProtocol(H2Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Takes what the client sent; one that sends too many resets or control frames is sent away."""
-        if self._is_refused:
-            return
         meter = self.connection.meter
         if meter.is_overdrawn:
             return  # what still came before the connection was closed
         num_begun = meter.num_begun
-        meter.read(data)
+        meter.read(data, len(self.connection.h2.streams))
         if not meter.is_overdrawn:
             super().data_received(data)
         if meter.is_overdrawn:
@@ -173,12 +184,12 @@ class ServerProtocol(H2Protocol):
 
     def announce_end(self) -> None:
         """Asks the client to begin no more calls here; those on their way are still served."""
-        self._go_away(LARGEST_STREAM_ID)
+        self._writer.write(goaway(LARGEST_STREAM_ID))
 
     def refuse_further_calls(self) -> None:
         """Serves the calls that have begun, and no other."""
         self.processor.last_stream_id = self.connection.h2.highest_inbound_stream_id
-        self._go_away(self.processor.last_stream_id)
+        self._writer.write(goaway(self.processor.last_stream_id))
 
     def close(self) -> None:
         """Closes the connection once what was sent is out, or soon after."""
@@ -188,6 +199,10 @@ class ServerProtocol(H2Protocol):
         """Closes the connection at once."""
         self._transport.abort()
 
+    async def wait_closed(self) -> None:
+        """Returns once the connection is lost."""
+        await self._lost.wait()
+
     def _settings(self) -> Settings:
         values = {
             SettingCodes.MAX_CONCURRENT_STREAMS: self._limits.max_streams,
@@ -195,14 +210,6 @@ class ServerProtocol(H2Protocol):
             SettingCodes.INITIAL_WINDOW_SIZE: self.config.http2_stream_window_size,
         }
         return Settings(client=False, initial_values=values)
-
-    def _refuse(self, limit: str) -> None:
-        """Says why, in the only way that HTTP/2 has, and closes."""
-        self._is_refused = True
-        log.info("connection refused", limit=limit, peer=self._peer)
-        self._writer.write(SettingsFrame(0).serialize())
-        self._go_away(0, ErrorCodes.ENHANCE_YOUR_CALM, f"{limit} is reached")
-        self._writer.close()
 
     def _expect_more(self) -> None:
         """Gives the client its time for what it has begun to send."""
@@ -220,15 +227,6 @@ class ServerProtocol(H2Protocol):
     def _send_away(self, reason: str) -> None:
         log.warning("connection closed", reason=reason, peer=self._transport.get_extra_info("peername"))
         self._expect_nothing()
-        self._go_away(self.connection.h2.highest_inbound_stream_id, ErrorCodes.ENHANCE_YOUR_CALM, reason)
+        last_stream_id = self.connection.h2.highest_inbound_stream_id
+        self._writer.write(goaway(last_stream_id, ErrorCodes.ENHANCE_YOUR_CALM, reason))
         self.processor.close(reason)
-
-    def _go_away(
-        self, last_stream_id: int, error_code: ErrorCodes = ErrorCodes.NO_ERROR, reason: str = ""
-    ) -> None:
-        """Writes the frame past h2, which would take the connection for closed."""
-        frame = GoAwayFrame(0)
-        frame.last_stream_id = last_stream_id
-        frame.error_code = error_code
-        frame.additional_data = reason.encode()
-        self._writer.write(frame.serialize())

@@ -9,10 +9,11 @@ __all__ = ["FrameMeter"]
 
 PREFACE_BYTES = 24
 HEADER_BYTES = 9
-DATA, HEADERS, WINDOW_UPDATE, CONTINUATION = 0x0, 0x1, 0x8, 0x9
+DATA, HEADERS, SETTINGS, WINDOW_UPDATE, CONTINUATION = 0x0, 0x1, 0x4, 0x8, 0x9
 END_STREAM, END_HEADERS = 0x1, 0x4
 SMALL_DATA_BYTES = 256
 SMALL_COST = 0.1
+STREAMS_A_FRAME = 256
 
 
 class FrameMeter:
@@ -20,7 +21,8 @@ class FrameMeter:
 
     A reset, SETTINGS, PING, PRIORITY, CONTINUATION, an unknown frame, and DATA that is empty and ends nothing cost
     1 each; a tenth costs WINDOW_UPDATE, since peers that read send many, and DATA of less than 256 bytes that ends
-    nothing, since short messages are sent so. The rest is free: streams and windows bound it.
+    nothing, since short messages are sent so. SETTINGS, of which each stream is told, cost 1 more for STREAMS_A_FRAME
+    of those. The rest is free: streams and windows bound it.
 
     Attributes:
         num_begun: frames that have begun, other than CONTINUATION.
@@ -48,14 +50,18 @@ class FrameMeter:
         """Whether more was charged than the peer may use."""
         return self._level < 0.0
 
-    def read(self, data: bytes) -> None:
-        """Charges for the frames that begin in `data`, which follows what was read before."""
+    def read(self, data: bytes, num_streams: int = 0) -> None:
+        """Charges for the frames that begin in `data`, which follows what was read before.
+
+        Args:
+            num_streams: of the connection.
+        """
         data = self._cut_header + data
         place, cost = self._num_to_skip, 0.0
         while place + HEADER_BYTES <= len(data):
             size = int.from_bytes(data[place : place + 3], "big")
             kind, flags = data[place + 3], data[place + 4]
-            cost += _cost(kind, flags, size)
+            cost += _cost(kind, flags, size, num_streams)
             self._begin(kind, flags)
             place += HEADER_BYTES + size
         self._cut_header = data[place:]
@@ -76,11 +82,13 @@ class FrameMeter:
         self._filled_at = now
 
 
-def _cost(kind: int, flags: int, size: int) -> float:
+def _cost(kind: int, flags: int, size: int, num_streams: int) -> float:
     if kind == DATA:
         if flags & END_STREAM or size >= SMALL_DATA_BYTES:
             return 0.0
         return SMALL_COST if size else 1.0
     if kind == WINDOW_UPDATE:
         return SMALL_COST
+    if kind == SETTINGS:
+        return 1.0 + num_streams // STREAMS_A_FRAME
     return 0.0 if kind == HEADERS else 1.0

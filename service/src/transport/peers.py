@@ -34,6 +34,11 @@ class Peers:
         self._refused: Counter[str] = Counter()
 
     @property
+    def num_open(self) -> int:
+        """Connections that were admitted and have not left."""
+        return self._num_open
+
+    @property
     def num_refused(self) -> Mapping[str, int]:
         """Connections that were refused, by the name of the limit."""
         return self._refused

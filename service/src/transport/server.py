@@ -4,6 +4,7 @@ import asyncio
 import socket
 import ssl
 from collections.abc import Collection, Mapping
+from typing import cast
 
 import anyio
 from google.protobuf.message import DecodeError
@@ -14,6 +15,7 @@ from grpclib.encoding.proto import ProtoCodec, ProtoStatusDetailsCodec
 from grpclib.exceptions import GRPCError
 from grpclib.server import Server
 
+from pykv.service.transport.arrivals import Arrivals
 from pykv.service.transport.connection import ServerProtocol
 from pykv.service.transport.handler import CallHandler
 from pykv.service.transport.limits import TransportLimits
@@ -56,25 +58,24 @@ class CallServer(Server):
         self._limits = limits
         self._connections: set[ServerProtocol] = set()
         self._peers = Peers(limits)
-        self._socket: socket.socket | None = None
+        self._arrivals: Arrivals | None = None
 
     async def listen(self, listener: socket.socket, tls: ssl.SSLContext | None = None) -> None:
         """Takes connections of a bound socket, which it owns from now on."""
-        self._socket = listener
-        self._server = await self._accept(listener, tls)
+        handshake_seconds = min(HANDSHAKE_SECONDS, self._limits.request_seconds)
+        self._arrivals = Arrivals(listener, self._peers, self._make_protocol, tls, handshake_seconds)
+        self._server = cast(asyncio.AbstractServer, self._arrivals)
         self._server_closed_fut = self._loop.create_future()
 
-    async def renew(self, tls: ssl.SSLContext) -> None:
+    def renew(self, tls: ssl.SSLContext) -> None:
         """Takes further connections with this context; those that are open stay as they are."""
-        if self._socket is None or self._socket.fileno() < 0:
-            return
-        before, self._server = self._listener, await self._accept(self._socket, tls)
-        before.close()
+        if self._arrivals is not None:
+            self._arrivals.tls = tls
 
     @property
     def num_connections(self) -> int:
-        """Connections that are open."""
-        return len(self._connections)
+        """Connections that are open, those amid their TLS handshake among them."""
+        return self._peers.num_open
 
     @property
     def num_refused(self) -> Mapping[str, int]:
@@ -83,9 +84,8 @@ class CallServer(Server):
 
     def stop_listening(self) -> None:
         """Takes no more connections."""
-        self._listener.close()
-        if self._socket is not None:
-            self._socket.close()
+        if self._arrivals is not None:
+            self._arrivals.close()
 
     def announce_end(self) -> None:
         """Asks all clients to begin no more calls."""
@@ -101,43 +101,28 @@ class CallServer(Server):
         """Cancels what still runs and closes every connection, in bounded time."""
         if self._server is None:
             return
-        self.stop_listening()
         self.close()
         await self._wait_for_handlers()
         for connection in list(self._connections):
             connection.close()
         with anyio.move_on_after(CLOSE_SECONDS):
             await self.wait_closed()
+            for connection in list(self._connections):
+                await connection.wait_closed()
         for connection in list(self._connections):
             connection.abort()
-
-    async def _accept(self, listener: socket.socket, tls: ssl.SSLContext | None) -> asyncio.AbstractServer:
-        """Each server closes its own copy of the socket, so that none of those that connect meanwhile is lost."""
-        return await self._loop.create_server(
-            self._protocol_factory,
-            sock=listener.dup(),
-            backlog=BACKLOG,
-            ssl=tls,
-            ssl_handshake_timeout=None if tls is None else HANDSHAKE_SECONDS,
-        )
 
     async def _wait_for_handlers(self) -> None:
         with anyio.move_on_after(CLOSE_SECONDS):
             for handler in list(self._handlers):
                 await handler.wait_closed()
 
-    @property
-    def _listener(self) -> asyncio.AbstractServer:
-        if self._server is None:
-            raise RuntimeError("the server does not listen yet")
-        return self._server
-
-    def _protocol_factory(self) -> ServerProtocol:
+    def _make_protocol(self, peer: str) -> ServerProtocol:
         self.__gc_step__()
         handler = CallHandler(self._mapping, self._codec, self._status_details_codec, self.__dispatch__)
         self._handlers.add(handler)
         return ServerProtocol(
-            handler, self._config, self._h2_config, self._limits, self._connections, self._peers
+            handler, self._config, self._h2_config, self._limits, self._connections, self._peers, peer
         )
 
 
