@@ -177,8 +177,12 @@ async def bundled_16_chats() -> list[Result]:
     direct, served = (statistics.median(times[which][WARM_CHATS:]) for which in ("direct", "served"))
     num_tokens = chats.NUM_CHATS * chats.NEW_TOKENS
     return [
-        Result("bundled_16_chats", "tokens_per_second_served", num_tokens / served, "tokens/s", ROUNDS_OF_CHATS),
-        Result("bundled_16_chats", "tokens_per_second_direct", num_tokens / direct, "tokens/s", ROUNDS_OF_CHATS),
+        Result(
+            "bundled_16_chats", "tokens_per_second_served", num_tokens / served, "tokens/s", ROUNDS_OF_CHATS
+        ),
+        Result(
+            "bundled_16_chats", "tokens_per_second_direct", num_tokens / direct, "tokens/s", ROUNDS_OF_CHATS
+        ),
         Result("bundled_16_chats", "served_to_direct", direct / served, "ratio", ROUNDS_OF_CHATS),
     ]
 
