@@ -317,7 +317,8 @@ def help_of(entry: Field[Any]) -> str:
 
 
 def _shown_default(entry: Field[Any]) -> str:
-    kind, value = kind_of(entry), entry.default
+    kind = kind_of(entry)
+    value: Any = entry.default
     if kind is FLAG:
         return "on" if value else "off"
     if kind in (SIZE, SPACE) and value and value % 2**20 == 0:
