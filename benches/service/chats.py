@@ -1,13 +1,16 @@
-"""Sixteen chats with the bundled model, over the daemon and through the engine alone; each in a process of its own."""
+"""Sixteen chats with the bundled model, over the daemon and through the engine alone, each in a process of its own.
+
+Both processes live side by side and answer in turn, so that whatever slows the machine for a while slows both.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import statistics
 import subprocess
 import sys
 import time
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 from light_client import LightConnection
@@ -16,47 +19,55 @@ from pykv.service.protocol import engine_pb2 as pb
 
 NUM_CHATS = 16
 NEW_TOKENS = 64
-RUNS, WARM = 5, 2  # what is first touched takes longer
 PROMPTS = [
     f"<|im_start|>user\nTell me something about the number {place}.<|im_end|>\n" for place in range(NUM_CHATS)
 ]
-OPTIONS = ("--num-blocks", "512", "--max-num-seqs", "32")
-
-
-def direct_tokens_per_second() -> float:
-    """`Engine.generate` on all sixteen prompts, in a process of its own."""
-    output = subprocess.run([sys.executable, __file__], check=True, capture_output=True, text=True).stdout
-    return float(output.split()[-1])
-
-
-async def served_tokens_per_second() -> float:
-    """The same requests over the daemon, from a client that leaves the machine to it."""
-    async with _daemon() as address:
-        connection = await LightConnection.open(address)
-        times = [await _ask_all(connection) for _ in range(RUNS)]
-        assert connection.tokens_of_last() > 0
-        return NUM_CHATS * NEW_TOKENS / statistics.median(times[WARM:])
+NUM_BLOCKS, MAX_NUM_SEQS = 512, 32
+SERVE = "import sys; from pykv.service.main import main; sys.exit(main(sys.argv[1:]))"
+Ask = Callable[[], Awaitable[float]]
+"""Asks all sixteen; returns how many seconds the answers took."""
 
 
 @contextlib.asynccontextmanager
-async def _daemon():
-    code = "import sys; from pykv.service.main import main; sys.exit(main(sys.argv[1:]))"
+async def direct() -> AsyncIterator[Ask]:
+    """`Engine.generate` on all sixteen prompts."""
+    async with _process(__file__, stdin=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        writer, reader = process.stdin, process.stdout
+        await reader.readline()  # loaded: two that load at once would wait for each other's threads
+
+        async def ask() -> float:
+            writer.write(b"\n")
+            return float(await reader.readline())
+
+        yield ask
+
+
+@contextlib.asynccontextmanager
+async def served() -> AsyncIterator[Ask]:
+    """The same requests over the daemon, from a client that leaves the machine to it."""
+    options = ("--num-blocks", str(NUM_BLOCKS), "--max-num-seqs", str(MAX_NUM_SEQS))
+    async with _process("-c", SERVE, "--port", "0", *options) as process:
+        assert process.stdout is not None
+        connection = await LightConnection.open((await process.stdout.readline()).decode().split()[-1])
+        yield lambda: _ask_all(connection)
+        assert connection.tokens_of_last() > 0
+
+
+@contextlib.asynccontextmanager
+async def _process(*arguments: str, stdin: int | None = None) -> AsyncIterator[asyncio.subprocess.Process]:
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", code, "--port", "0", *OPTIONS, "--enable-prefix-caching"),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
+        sys.executable, *arguments, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     )
     try:
-        assert process.stdout is not None
-        line = (await process.stdout.readline()).decode()
-        yield line.split(" on ")[1].strip()
+        yield process
     finally:
         process.terminate()
         await process.wait()
 
 
 async def _ask_all(connection: LightConnection) -> float:
-    """Returns how many seconds the answers took."""
     start = time.perf_counter()
     sampling = pb.SamplingParams(max_tokens=NEW_TOKENS, temperature=0.0, ignore_eos=True)
     end = connection.num_ended + NUM_CHATS
@@ -67,25 +78,21 @@ async def _ask_all(connection: LightConnection) -> float:
     return time.perf_counter() - start
 
 
-def _params():
-    from pykv.sampling import SamplingParams
-
-    return SamplingParams(max_tokens=NEW_TOKENS, temperature=0.0, ignore_eos=True)
-
-
-def _generate() -> float:
+def main() -> None:
+    """Answers each line with the seconds that the sixteen took."""
     import pykv
 
-    with pykv.Engine("bundled", config=pykv.EngineConfig(num_blocks=512, max_num_seqs=32)) as engine:
-        times = []
-        for _ in range(RUNS):
+    config = pykv.EngineConfig(num_blocks=NUM_BLOCKS, max_num_seqs=MAX_NUM_SEQS)
+    params = pykv.SamplingParams(max_tokens=NEW_TOKENS, temperature=0.0, ignore_eos=True)
+    with pykv.Engine("bundled", config=config) as engine:
+        print("ready", flush=True)
+        for _ in sys.stdin:
             start = time.perf_counter()
-            outputs = engine.generate(PROMPTS, _params())
-            times.append(time.perf_counter() - start)
+            outputs = engine.generate(PROMPTS, params)
+            print(time.perf_counter() - start, flush=True)
             assert all(len(output.outputs[0].token_ids) == NEW_TOKENS for output in outputs)
-        return NUM_CHATS * NEW_TOKENS / statistics.median(times[WARM:])
 
 
 if __name__ == "__main__":
     assert Path(__file__).name == "chats.py"
-    print(_generate())
+    main()

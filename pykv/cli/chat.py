@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import re
 import sys
 import time
 import uuid
@@ -21,6 +22,7 @@ HARMLESS = {code: None for code in (*range(32), *range(127, 160)) if chr(code) n
 """A model's control characters must not command the terminal."""
 SESSION_SECONDS = 3600.0
 """After so long without a question the server may take the conversation for over."""
+COMMAND = re.compile(r"/[a-z]*")
 HELP = "/new begins anew, /quit ends; Ctrl-C stops an answer"
 
 
@@ -146,6 +148,8 @@ def _talk(runner: asyncio.Runner, conversation: Conversation, screen: Screen) ->
         if line == "/new":
             _restart(runner, conversation, screen)
             screen.note("forgotten")
+        elif COMMAND.fullmatch(line):
+            screen.note(HELP if line == "/help" else f"{line} is no command: {HELP}")
         elif line:
             _answer(runner, conversation, line, screen)
 
@@ -183,9 +187,12 @@ def _summary(usage: Usage, finish_reason: str | None, seconds: float) -> str:
 
 def _read_line() -> str | None:
     """The next line of the user; None at the end of the input."""
+    is_terminal = sys.stdin.isatty()
     try:
-        return input("> " if sys.stdin.isatty() else "").strip()
+        return input("> " if is_terminal else "").strip()
     except (EOFError, KeyboardInterrupt):
+        if is_terminal:
+            print()  # what comes next stands on a line of its own
         return None
 
 

@@ -16,7 +16,8 @@ class Usage:
     Attributes:
         prompt_tokens, cached_tokens, output_tokens: the cached ones are those of the prompt that were in the cache.
         preemptions: how often a sample lost its blocks to others and was brought back.
-        recomputed_tokens, swapped_blocks: tokens that were computed again for that, blocks that were kept on the host.
+        recomputed_tokens, swapped_blocks: tokens that were computed after a preemption though their KV had been held
+            before, blocks that were kept on the host.
         stalled_ms: how long its samples stood still because of that, in sum, in milliseconds: from the last token
             before a preemption to the next one.
     """

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pykv.errors import ModelError
 from pykv.models.cache_folder import cache_dir, made_once
-from pykv.models.quiet import offline, quiet
+from pykv.models.quiet import offline, quiet, without_gguf_bar
 
 __all__ = ["converted_folder"]
 
@@ -42,7 +42,7 @@ def converted_folder(gguf: Path, sha256: str, progress: Callable[[str], None]) -
 def _convert(gguf: Path, folder: Path) -> None:
     place = {"gguf_file": gguf.name, "local_files_only": True}
     try:
-        with quiet(), offline():
+        with quiet(), without_gguf_bar(), offline():
             tokenizer = AutoTokenizer.from_pretrained(gguf.parent, **place)
             model = AutoModelForCausalLM.from_pretrained(
                 gguf.parent, dtype=torch.bfloat16, **place, **_unpacked()

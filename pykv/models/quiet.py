@@ -7,9 +7,10 @@ from contextlib import contextmanager
 from typing import Any
 
 from huggingface_hub import constants
+from transformers import modeling_gguf_pytorch_utils
 from transformers.utils import logging as transformers_logging
 
-__all__ = ["offline", "quiet"]
+__all__ = ["offline", "quiet", "without_gguf_bar"]
 
 
 @contextmanager
@@ -25,6 +26,17 @@ def quiet() -> Iterator[None]:
         logging.set_verbosity(verbosity)
         if bars:
             logging.enable_progress_bar()
+
+
+@contextmanager
+def without_gguf_bar() -> Iterator[None]:
+    """No progress bar while a GGUF file is read, which transformers draws whatever its logging is told."""
+    module: Any = modeling_gguf_pytorch_utils
+    before, module.tqdm = module.tqdm, lambda tensors, **options: tensors
+    try:
+        yield
+    finally:
+        module.tqdm = before
 
 
 @contextmanager

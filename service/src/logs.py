@@ -53,5 +53,5 @@ def _rendering(log_format: str, *, is_terminal: bool) -> list[Processor]:
     """Tracebacks stay plain: they must not show the values of variables, which may be prompts."""
     if log_format == "console" or (log_format == "auto" and is_terminal):
         plain = structlog.dev.plain_traceback
-        return [structlog.dev.ConsoleRenderer(colors=is_terminal, exception_formatter=plain)]
+        return [structlog.dev.ConsoleRenderer(colors=is_terminal, exception_formatter=plain, sort_keys=False)]
     return [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]

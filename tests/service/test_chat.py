@@ -60,13 +60,14 @@ async def test_a_question_that_is_refused_is_not_kept(client):
 
 @pytest.mark.asyncio
 async def test_the_command_talks_until_its_input_ends(daemon, monkeypatch, capsys):
-    monkeypatch.setattr("sys.stdin", io.StringIO("four\n\n/new\nto be\n/quit\nnever\n"))
+    monkeypatch.setattr("sys.stdin", io.StringIO("four\n\n/new\n/help\n/stop\nto be\n/quit\nnever\n"))
     arguments = ["chat", "--address", daemon.address, "--max-tokens", "2"]
     assert await in_thread(lambda: main(arguments)) == 0
     out = capsys.readouterr().out
     assert "5 6 \n[2 tokens in" in out
     assert "3 4 \n[2 tokens in" in out
-    assert "[forgotten]" in out
+    assert "[forgotten]\n[/new begins anew" in out
+    assert "[/stop is no command: /new begins anew" in out
     assert len(daemon.engine.finished) == 2
 
 

@@ -2,9 +2,13 @@
 
 import re
 import shlex
+import shutil
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
+import promql_parser
 import pytest
 import yaml
 
@@ -32,8 +36,7 @@ def test_a_rule_is_whole(rule):
     assert re.fullmatch(r"\d+[smh]", rule["for"])
     assert rule["labels"]["severity"] in ("page", "ticket")
     assert rule["annotations"]["summary"]
-    for opening, closing in ("()", "[]", "{}"):
-        assert rule["expr"].count(opening) == rule["expr"].count(closing)
+    assert promql_parser.parse(rule["expr"]), "what is no PromQL raises"
 
 
 @pytest.mark.asyncio
@@ -59,6 +62,20 @@ def test_the_tenants_are_read():
         "batch",
         "operations",
     }
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not here")
+def test_the_unit_is_one_for_systemd(tmp_path):
+    text = (DEPLOY / "pykv-serve.service").read_text()
+    assert "ExecStart=/opt/pykv/bin/pykv-serve\n" in text
+    unit = tmp_path / "pykv-serve.service"
+    unit.write_text(
+        text.replace("/opt/pykv/bin/pykv-serve", sys.executable)
+    )  # it must be there to be verified
+    verified = subprocess.run(
+        ["systemd-analyze", "verify", unit], check=False, capture_output=True, text=True, timeout=60
+    )
+    assert (verified.returncode, verified.stdout + verified.stderr) == (0, "")
 
 
 def test_the_container_starts_with_options_that_there_are():

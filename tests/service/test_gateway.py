@@ -5,6 +5,7 @@ It runs where the program `smg` is found: where `make gateway` put it, where SMG
 
 import asyncio
 import contextlib
+import json
 import os
 import shutil
 import socket
@@ -30,6 +31,7 @@ async def gateway(log, *daemons, metrics_port=None):
     if SMG is None:
         pytest.skip("the program smg is not installed: `make gateway` brings it")
     port, other_port = free_ports(2)
+    url = f"http://127.0.0.1:{port}"
     metrics_port = metrics_port or other_port
     arguments = [
         *("--worker-urls", *(f"grpc://{daemon.address}" for daemon in daemons)),
@@ -40,10 +42,11 @@ async def gateway(log, *daemons, metrics_port=None):
         process = await asyncio.create_subprocess_exec(
             SMG, "launch", *arguments, stdout=output, stderr=asyncio.subprocess.STDOUT
         )
-    client = openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0)
+    client = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
     try:
         async with asyncio.timeout(START_SECONDS):
-            while not await has_model(client, openai):  # noqa: ASYNC110
+            while not await asyncio.to_thread(is_ready, url):
+                assert process.returncode is None, log.read_text()
                 await asyncio.sleep(0.1)
         yield client
     finally:
@@ -52,10 +55,13 @@ async def gateway(log, *daemons, metrics_port=None):
         await process.wait()
 
 
-async def has_model(client, openai):
+def is_ready(url):
+    """Whether the gateway would answer: it lists a model some time before it has the model's tokenizer."""
     try:
-        return bool([model async for model in client.models.list()])
-    except openai.APIError:
+        urllib.request.urlopen(f"{url}/readiness", timeout=10).close()
+        with urllib.request.urlopen(f"{url}/v1/tokenizers", timeout=10) as reply:
+            return bool(json.load(reply)["tokenizers"])
+    except OSError:  # nobody listens yet, or the status is an error
         return False
 
 

@@ -45,6 +45,13 @@ def test_a_terminal_gets_lines_for_people():
     assert "{" not in text
 
 
+def test_values_stand_in_the_order_in_which_they_are_given():
+    stream = io.StringIO()
+    configure_logs("info", "console", stream)
+    structlog.get_logger("pykv.service").info("model served", model="small", block_size=16)
+    assert "model=small block_size=16" in stream.getvalue()
+
+
 def test_the_format_can_be_chosen():
     assert json.loads(log_something(Terminal(), "json").splitlines()[0])
     assert not log_something(io.StringIO(), "console").startswith("{")

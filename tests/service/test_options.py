@@ -213,6 +213,10 @@ def test_the_help_names_every_option_under_a_heading(capsys):
         assert "--" + entry.name.replace("_", "-") in text
     for heading in ("model", "cache", "scheduler", "network", "security", "operation"):
         assert f"\n{heading}:" in text
+    assert text.startswith("usage: pykv-serve [--config FILE] [OPTION ...]\n\n")
+    words = " ".join(text.split())
+    for shown in ("--tls-cert FILE", "--host HOST", "begin alike (default: on)", "refused (default: 16MiB)"):
+        assert shown in words
 
 
 def test_every_variable_that_pykv_reads_is_known():

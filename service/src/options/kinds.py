@@ -7,7 +7,9 @@ from fractions import Fraction
 from typing import Any
 
 __all__ = [
+    "FILE",
     "FLAG",
+    "HOST",
     "PART",
     "SCALES",
     "SHARE",
@@ -165,6 +167,8 @@ ZMQ_ADDRESS = Kind(
     "ADDRESS",
 )
 TEXT = Kind(_text, "a text that is not empty", "TEXT")
+FILE = Kind(_text, "the path of a file", "FILE")
+HOST = Kind(_text, "an address or a name of this machine", "HOST")
 FLAG = Kind(_flag, "true or false", "BOOL")
 SIZE = Kind(_size, "a whole number of bytes from 1 to 256TiB, such as 2GiB, 500MB or 1048576", "SIZE")
 SPACE = Kind(_size_or_none, "a whole number of bytes from 0 to 256TiB, such as 4GiB or 500MB", "SIZE")

@@ -96,6 +96,7 @@ class _Parser(argparse.ArgumentParser):
 def _parser(version: str) -> argparse.ArgumentParser:
     parser = _Parser(
         prog="pykv-serve",
+        usage="%(prog)s [--config FILE] [OPTION ...]",
         description="Serves one language model over gRPC, its KV cache paged and shared.",
         epilog="Every option can also be given as a variable (PYKV_BLOCK_SIZE) or in a TOML file "
         "(block_size = 16). The command line wins over variables, they win over the file.",

@@ -16,7 +16,9 @@ from pykv.engine.config import (
 from pykv.errors import ConfigError
 from pykv.kv_format import kv_format_names
 from pykv.service.options.kinds import (
+    FILE,
     FLAG,
+    HOST,
     PART,
     SCALES,
     SHARE,
@@ -131,13 +133,13 @@ class ServeOptions:
         SCHEDULER,
         "who of those that wait is next; fair_share: each tenant in turn, by tokens",
     )
-    host: str = _option("127.0.0.1", TEXT, NETWORK, "address to listen on")
+    host: str = _option("127.0.0.1", HOST, NETWORK, "address to listen on")
     port: int = _option(50051, integer(0, 65535), NETWORK, "port to listen on; 0 takes a free one")
     insecure_bind: bool = _option(False, FLAG, NETWORK, "allow plain text on addresses beyond loopback")
-    tls_cert: str | None = _option(None, TEXT, SECURITY, "PEM file of the daemon's certificate chain")
-    tls_key: str | None = _option(None, TEXT, SECURITY, "PEM file of its key")
+    tls_cert: str | None = _option(None, FILE, SECURITY, "PEM file of the daemon's certificate chain")
+    tls_key: str | None = _option(None, FILE, SECURITY, "PEM file of its key")
     tls_client_ca: str | None = _option(
-        None, TEXT, SECURITY, "PEM file of authorities: clients must show a certificate of theirs"
+        None, FILE, SECURITY, "PEM file of authorities: clients must show a certificate of theirs"
     )
     tls_client_auth: str = _option(
         "required",
@@ -146,7 +148,7 @@ class ServeOptions:
         "whether clients without a certificate may connect",
     )
     tenants: str | None = _option(
-        None, TEXT, SECURITY, "TOML file of tenants, their credentials and limits; everybody if not set"
+        None, FILE, SECURITY, "TOML file of tenants, their credentials and limits; everybody if not set"
     )
     max_connections: int = _option(
         4096, integer(1), NETWORK, "connections at once; more are refused, and open files bound them too"
@@ -187,7 +189,7 @@ class ServeOptions:
         None, integer(0, 65535), OPERATION, "port for Prometheus; none if not set, 0 takes a free one"
     )
     metrics_host: str = _option(
-        "127.0.0.1", TEXT, OPERATION, "address that Prometheus reaches, in plain text"
+        "127.0.0.1", HOST, OPERATION, "address that Prometheus reaches, in plain text"
     )
     metrics_aliases: str = _option(
         "none", choice("none", "vllm"), OPERATION, "vllm: give vLLM's metrics under its names too"
@@ -215,7 +217,7 @@ class ServeOptions:
         30.0, seconds(0, 86400), OPERATION, "how long calls may go on after SIGTERM"
     )
     ready_file: str | None = _option(
-        None, TEXT, OPERATION, "file that gets HOST:PORT once requests are served"
+        None, FILE, OPERATION, "file that gets HOST:PORT once requests are served"
     )
     log_level: str = _option(
         "info", choice("debug", "info", "warning", "error"), OPERATION, "least level that is logged"
@@ -310,8 +312,18 @@ def group_of(entry: Field[Any]) -> str:
 
 def help_of(entry: Field[Any]) -> str:
     """An option's line in the help."""
-    default = "" if entry.default is None else f" (default: {entry.default})"
+    default = "" if entry.default is None else f" (default: {_shown_default(entry)})"
     return f"{entry.metadata['help']}{default}"
+
+
+def _shown_default(entry: Field[Any]) -> str:
+    kind = kind_of(entry)
+    value: Any = entry.default
+    if kind is FLAG:
+        return "on" if value else "off"
+    if kind in (SIZE, SPACE) and value and value % 2**20 == 0:
+        return f"{value // 2**20}MiB"
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _is_loopback(host: str) -> bool:
