@@ -1,5 +1,7 @@
 //! `apply`: what the step's results mean, and `discard` for a step that gave none.
 
+use smallvec::smallvec;
+
 use super::sequence::{SeqIndex, SeqKey, Sequence};
 use super::states::SequenceStates;
 use super::step::{Scheduled, Step};
@@ -253,6 +255,7 @@ impl Scheduler {
             finished(sample, reason);
         }
         let leader = &mut self.sequences[index];
+        leader.is_fork |= scheduled.num_samples > 1;
         leader.rows.truncate(1);
         leader.states.working.truncate(1);
         leader.num_samples = 1;
@@ -308,9 +311,10 @@ impl Scheduler {
             tables: leader.tables.iter().map(BlockTable::fork).collect(),
             cursor: leader.cursor,
             epoch,
-            rows: vec![leader.rows[child]],
+            rows: smallvec![leader.rows[child]],
             states: leader.states.working.get(child).copied().map(SequenceStates::forked).unwrap_or_default(),
             num_samples: 1,
+            is_fork: true,
             shared_blocks: self.block_size.full_blocks(leader.num_computed),
             reuse_cached: leader.reuse_cached,
             started_before: true,
@@ -334,7 +338,6 @@ impl Scheduler {
         let sequence = &mut self.sequences[index];
         sequence.push_sampled(token);
         let full = sequence.tokens.len() >= sequence.max_len;
-        self.request_of(index).output_tokens += 1;
         let reason = match (outcome, full) {
             (Outcome::Stop, _) => FinishReason::Stop,
             (_, true) => FinishReason::Length,
@@ -353,7 +356,9 @@ impl Scheduler {
         self.in_flight.recycle(step);
         let sequences = &self.sequences;
         let runs = |&index: &SeqIndex| sequences.contains(index) && sequences[index].is_running();
-        self.running.retain(runs);
+        if std::mem::take(&mut self.has_stopped) {
+            self.running.retain(runs);
+        }
         let mut forked = std::mem::take(&mut self.forked);
         forked.retain(runs);
         // Only now that no list holds them may the numbers of ended sequences be used again.
