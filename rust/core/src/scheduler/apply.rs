@@ -11,10 +11,11 @@ use crate::table::BlockTable;
 use crate::units::TokenId;
 
 /// What the caller makes of one sample.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Outcome {
     /// The sequence goes on.
+    #[default]
     Ok = 0,
     /// The token is the last one: an end-of-sequence token, a stop token or a stop string.
     Stop = 1,
@@ -138,14 +139,12 @@ impl Scheduler {
             if sequence.is_in_flight() || came_back {
                 continue;
             }
-            let is_lost = self.cache.has_states();
             if sequence.has_ended {
                 self.end_sequence(index);
-            } else if is_lost
-                || sequence.is_void
-                || step.copied_for.contains(&index)
-                || self.rests_on_step(index)
-            {
+            } else if self.cache.has_states() {
+                self.sequences[index].setbacks += 1;
+                self.preempt_without_copy(index);
+            } else if sequence.is_void || step.copied_for.contains(&index) || self.rests_on_step(index) {
                 self.preempt_without_copy(index);
             }
         }
@@ -267,7 +266,9 @@ impl Scheduler {
         let sequence = &mut self.sequences[index];
         let again = end.min(sequence.high_water).saturating_sub(sequence.num_computed);
         sequence.num_computed = end;
-        sequence.high_water = sequence.high_water.max(sequence.num_computed);
+        if end > sequence.high_water {
+            (sequence.high_water, sequence.setbacks) = (end, 0);
+        }
         if self.config.enable_prefix_caching {
             let Sequence { tables, cursor, scope, tokens, num_computed, .. } = sequence;
             let later = self.in_flight.oldest();
@@ -308,6 +309,7 @@ impl Scheduler {
             is_void: false,
             num_drafts: 0,
             high_water: leader.high_water,
+            setbacks: 0,
             tables: leader.tables.iter().map(BlockTable::fork).collect(),
             cursor: leader.cursor,
             epoch,

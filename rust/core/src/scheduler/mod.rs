@@ -296,6 +296,7 @@ impl Scheduler {
             is_void: false,
             num_drafts: 0,
             high_water: 0,
+            setbacks: 0,
             tables: self.empty_tables(),
             cursor: self.cache.root(),
             epoch: 0,

@@ -66,8 +66,10 @@ pub(super) struct Sequence {
     pub(super) is_void: bool,
     /// Drafts behind its last known token, which the step in flight checks.
     pub(super) num_drafts: usize,
-    /// The most tokens that were computed so far: what lies below it was computed before.
+    /// The most tokens whose K and V it has held so far, computed or found: what lies below it is computed again.
     pub(super) high_water: usize,
+    /// How often a failed step took its states since it last got beyond `high_water`.
+    pub(super) setbacks: usize,
     pub(super) tables: Tables,
     pub(super) cursor: Cursor,
     /// Changes whenever what stands in the tables' rows may have changed other than by growing.

@@ -60,7 +60,7 @@ pub struct SchedulerStats {
     pub steps: u64,
     /// How often a sequence was preempted.
     pub preemptions: u64,
-    /// Tokens that were computed again after a preemption.
+    /// Tokens that were computed after a preemption though their sequence had held their K and V before.
     pub recomputed_tokens: u64,
     /// Blocks that were copied to the host.
     pub swapped_out_blocks: u64,
