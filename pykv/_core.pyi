@@ -126,7 +126,7 @@ class RequestSummary:
     def preemptions(self) -> int: ...
     @property
     def recomputed_tokens(self) -> int:
-        """Tokens computed after a preemption though the sequence had held their K and V: computed, or found at first."""
+        """Tokens computed after a preemption though the sequence had held their K and V, its first hits included."""
     @property
     def swapped_blocks(self) -> int: ...
     @property
