@@ -4,7 +4,7 @@
 //! `n` blocks and gives them back; the figure is the median over rounds of the time a block. Left out: what is done with
 //! the blocks. Run: `cargo run --release -p pykv-benches`; it prints one JSON object a line.
 
-use std::sync::Mutex;
+use std::sync::{Barrier, Mutex};
 use std::time::Instant;
 
 use crossbeam_queue::{ArrayQueue, SegQueue};
@@ -86,11 +86,18 @@ fn round(blocks: &impl Blocks, count: usize) -> f64 {
     start.elapsed().as_nanos() as f64 / (CALLS * count) as f64
 }
 
+/// The rounds of all threads begin together, so that they meet.
 fn rounds(blocks: &impl Blocks, count: usize, threads: usize) -> Vec<f64> {
+    let barrier = Barrier::new(threads);
+    let worker = || {
+        let rounds = (0..ROUNDS).map(|_| {
+            barrier.wait();
+            round(blocks, count)
+        });
+        rounds.collect::<Vec<_>>()
+    };
     std::thread::scope(|scope| {
-        let workers: Vec<_> = (0..threads)
-            .map(|_| scope.spawn(|| (0..ROUNDS).map(|_| round(blocks, count)).collect::<Vec<_>>()))
-            .collect();
+        let workers: Vec<_> = (0..threads).map(|_| scope.spawn(worker)).collect();
         workers.into_iter().flat_map(|worker| worker.join().expect("a round does not panic")).collect()
     })
 }

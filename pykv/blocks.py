@@ -149,7 +149,8 @@ class PrefixCache:
     """Published blocks that later sequences find again, over a pool that nobody else publishes in.
 
     A hit has the same tokens in the same scope from position 0 on, by comparison. Blocks that nobody uses make room
-    when others are needed, leaves first.
+    when others are needed, leaves first. A hit is a whole number of blocks: the first tokens of a block are reused by a
+    `Scheduler` only (`partial_block_reuse`).
 
     Args:
         pool: the pool whose blocks are cached.

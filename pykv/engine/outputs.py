@@ -14,10 +14,12 @@ class Usage:
     """What one request took, over all its samples.
 
     Attributes:
-        prompt_tokens, cached_tokens, output_tokens: the cached ones are those of the prompt that were in the cache.
+        prompt_tokens, cached_tokens, output_tokens: the cached ones are those of the prompt that were in the cache when
+            the request started first.
         preemptions: how often a sample lost its blocks to others and was brought back.
-        recomputed_tokens, swapped_blocks: tokens that were computed after a preemption though their KV had been held
-            before, blocks that were kept on the host.
+        recomputed_tokens: tokens that were computed after a preemption though the sample had held their keys and values
+            before, computed or found in the cache.
+        swapped_blocks: blocks that were kept on the host meanwhile.
         stalled_ms: how long its samples stood still because of that, in sum, in milliseconds: from the last token
             before a preemption to the next one.
     """

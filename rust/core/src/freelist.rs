@@ -10,13 +10,16 @@
 //! Source: R. K. Treiber, *Systems Programming: Coping with Parallelism*, 1986; the tag as in IBM System/370's
 //! double-word compare-and-swap.
 
-use crate::sync::{AtomicU32, AtomicU64, AtomicUsize, Ordering, spin};
+use crate::sync::{AtomicU32, AtomicU64, AtomicUsize, Backoff, Ordering};
 use crate::units::BlockId;
 
 /// No block: block 0 is never in a list.
 const END: u32 = 0;
 
 /// A lock-free stack of block ids.
+///
+/// What threads contend for lies on one cache line, and nothing else does.
+#[repr(align(64))]
 pub struct FreeList {
     head: AtomicU64,
     next: Box<[AtomicU32]>,
@@ -115,7 +118,7 @@ impl FreeList {
         if chain.is_empty() {
             return;
         }
-        let mut head = self.head.load(Ordering::Relaxed);
+        let (mut head, mut backoff) = (self.head.load(Ordering::Relaxed), Backoff::new());
         loop {
             self.next[chain.last as usize].store(first_of(head), Ordering::Relaxed);
             // Release: who takes these blocks sees their links and all that was written before.
@@ -126,7 +129,10 @@ impl FreeList {
                 Ordering::Relaxed,
             ) {
                 Ok(_) => break,
-                Err(now) => head = now,
+                Err(_) => {
+                    backoff.wait();
+                    head = self.head.load(Ordering::Relaxed);
+                }
             }
         }
         self.available.fetch_add(chain.len, Ordering::Release);
@@ -176,6 +182,7 @@ impl FreeList {
 
     /// Swings the head past the first `count` blocks; returns the first and the last of them.
     fn detach(&self, count: usize) -> (u32, u32) {
+        let mut backoff = Backoff::new();
         loop {
             let head = self.head.load(Ordering::Acquire);
             if let Some((last, rest)) = self.walk(first_of(head), count)
@@ -186,7 +193,7 @@ impl FreeList {
             {
                 return (first_of(head), last);
             }
-            spin();
+            backoff.wait();
         }
     }
 

@@ -247,3 +247,28 @@ fn a_request_preempted_in_the_step_that_would_have_run_it_resumes_where_it_was()
     assert!(engine.scheduler.stats().preemptions >= 1);
     assert_output(&engine, 0, &[1, 2, 3, 4, 5, 6, 7], 12);
 }
+
+#[test]
+fn who_comes_back_to_a_hit_as_long_as_its_copy_keeps_the_block_that_the_next_one_hangs_below() {
+    for block_size in [1, 4] {
+        let mut engine = Engine::new(SchedulerConfig {
+            groups: window(1),
+            num_host_blocks: 8,
+            preemption: PreemptionMode::Swap,
+            max_num_seqs: 1,
+            max_num_batched_tokens: block_size,
+            ..config(16, block_size)
+        });
+        let tokens = prompt(0, 4 * block_size);
+        let request = engine.submit(&tokens, 3, 1);
+        (0..2).for_each(|_| assert!(engine.step()));
+        engine.scheduler.pause(request);
+        engine.submit(&prompt(30, 1), 1, 1);
+        assert!(engine.step());
+        engine.scheduler.resume(request);
+        engine.run();
+        let stats = engine.scheduler.stats();
+        assert!(stats.swapped_out_blocks > 0 && stats.swapped_in_blocks == 0, "all of it is still cached");
+        assert_output(&engine, request.get(), &tokens, 3);
+    }
+}

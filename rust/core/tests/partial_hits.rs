@@ -205,3 +205,20 @@ fn every_group_must_have_the_block() {
     assert_eq!(run(&mut engine, &branch(&cached, 6, 7)), (0, 0));
     assert_eq!(run(&mut engine, &cached[..39]), (38, 6), "the last blocks are all there");
 }
+
+#[test]
+fn a_first_chunk_inside_a_block_ends_with_the_blocks_that_were_admitted() {
+    // A hit of 3 blocks pins 2 for the window and leaves 1 of the 3 that a window of 10 and a chunk of 8 ever span.
+    let groups = vec![LayerGroup::Window { tokens: 10 }];
+    let mut engine = Engine::new(SchedulerConfig { groups, max_num_batched_tokens: 8, ..config(32) });
+    let cached = prompt(0, 33);
+    run(&mut engine, &cached);
+    let tokens = branch(&cached, 28, 48);
+    let request = engine.submit(&tokens, 3, 1);
+    let plan = engine.plan().unwrap();
+    assert_eq!((plan.num_copies, plan.num_tokens), (1, 4), "from 28 to the end of the block");
+    let sampled = engine.compute(plan);
+    engine.apply(plan, &sampled, &vec![Outcome::Ok; sampled.len()], &[]);
+    engine.run();
+    assert_eq!(engine.outputs[&(request.get(), 0)], engine.expected(&tokens, 0, 3));
+}

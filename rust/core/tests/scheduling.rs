@@ -456,3 +456,42 @@ fn a_request_that_waits_takes_the_rows_and_blocks_of_a_paused_one() {
         engine.scheduler.check().unwrap();
     }
 }
+
+#[test]
+fn what_a_preempted_sequence_had_found_counts_as_computed_again_too() {
+    for (computes, again) in [(true, 13), (false, 8)] {
+        let mut engine = Engine::new(config(9, 4));
+        engine.submit(&prompt(0, 9), 1, 1);
+        engine.run();
+        let tokens = [prompt(0, 9), prompt(30, 4)].concat();
+        let preempted = engine.submit(&tokens, 4, 1);
+        if computes {
+            engine.step();
+        } else {
+            let plan = engine.plan().unwrap();
+            engine.scheduler.discard(plan.id).unwrap();
+        }
+        engine.scheduler.pause(preempted);
+        // Fills the pool: nothing of the other one is found any more.
+        engine.submit(&prompt(1, 6), 24, 1);
+        engine.run();
+        engine.scheduler.resume(preempted);
+        engine.run();
+        assert_eq!(engine.outputs[&(preempted.get(), 0)], engine.expected(&tokens, 0, 4));
+        let summary = engine.ended.iter().find(|summary| summary.request == preempted).unwrap();
+        assert_eq!((summary.cached_tokens, summary.preemptions), (8, 1), "the hit of its first start");
+        assert_eq!(summary.recomputed_tokens, again);
+        assert_eq!(engine.scheduler.stats().recomputed_tokens, again as u64);
+    }
+}
+
+#[test]
+fn slots_of_a_block_that_samples_share_are_counted_once() {
+    let mut engine = Engine::new(config(40, 4));
+    engine.submit(&prompt(0, 6), 5, 3);
+    engine.step();
+    assert_eq!(engine.scheduler.stats().held_tokens, 6);
+    engine.step();
+    assert_eq!(engine.scheduler.stats().held_tokens, 4 + 3 * 3, "each has written to a copy of its own");
+    assert_eq!(engine.scheduler.stats().peak.held_tokens, 4 + 3 * 3);
+}

@@ -295,3 +295,24 @@ fn what_states_cannot_do_is_refused() {
         assert!(error.starts_with(field), "{error}");
     }
 }
+
+#[test]
+fn steps_that_fail_time_and_again_keep_nobody_from_its_end() {
+    // A step computes one token, and there is room for one checkpoint: the step that fills the second one fails, and so
+    // does every sixth after it. From the beginning, nobody gets as far as the next place for a checkpoint any more.
+    let mut engine = Engine::new(SchedulerConfig { max_num_batched_tokens: 1, ..config(60, 3) });
+    let tokens = prompt(0, 30);
+    let request = engine.submit(&tokens, 10, 1);
+    let mut num_steps = 0;
+    while let Some(plan) = engine.plan() {
+        num_steps += 1;
+        assert!(num_steps < 1_000, "nothing makes progress");
+        let sampled = engine.compute(plan);
+        if num_steps >= 16 && num_steps % 6 == 4 {
+            engine.scheduler.discard(plan.id).unwrap();
+        } else {
+            engine.apply(plan, &sampled, &vec![Outcome::Ok; sampled.len()], &[]);
+        }
+    }
+    assert_eq!(engine.outputs[&(request.get(), 0)], engine.expected(&tokens, 0, 10));
+}

@@ -256,11 +256,10 @@ pub(crate) fn convert_tokens(
     target: &mut Vec<TokenId>,
     tokens: &[pyo3::buffer::ReadOnlyCell<i32>],
 ) -> pykv_core::Result<()> {
-    convert(target, tokens, |index, token| {
-        TokenId::try_from(token).map_err(|_| {
-            Error::request("tokens", format!("{token} at position {index}"), "token ids of at least 0")
-        })
-    })
+    let wrong = |index, token| {
+        Error::request("tokens", format!("{token} at position {index}"), "token ids of at least 0")
+    };
+    convert(target, tokens, |token| TokenId::try_from(token).ok(), wrong)
 }
 
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {

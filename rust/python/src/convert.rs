@@ -2,6 +2,7 @@
 
 use std::cell::Cell;
 
+use pykv_core::Error;
 use pyo3::buffer::{Element, PyBuffer, ReadOnlyCell};
 use pyo3::prelude::*;
 
@@ -57,15 +58,24 @@ pub(crate) fn read<'py, T: Element>(
     buffer.as_slice(py).ok_or_else(|| StepError::new_err(format!("{array} must be C-contiguous")))
 }
 
-/// Fills a vector with converted values, up to the first that cannot be.
-pub(crate) fn convert<T: Copy + Element, U>(
+/// Fills a vector with converted values. Of those that cannot be, the first one is `wrong`.
+pub(crate) fn convert<T: Copy + Element, U: Default>(
     target: &mut Vec<U>,
     source: &[ReadOnlyCell<T>],
-    convert: impl Fn(usize, T) -> pykv_core::Result<U>,
+    convert: impl Fn(T) -> Option<U>,
+    wrong: impl Fn(usize, T) -> Error,
 ) -> pykv_core::Result<()> {
+    // Without an early end, many are converted at once.
+    let mut are_right = true;
     target.clear();
-    for (index, cell) in source.iter().enumerate() {
-        target.push(convert(index, cell.get())?);
+    target.extend(source.iter().map(|cell| {
+        let value = convert(cell.get());
+        are_right &= value.is_some();
+        value.unwrap_or_default()
+    }));
+    let is_wrong = |cell: &&ReadOnlyCell<T>| !are_right && convert(cell.get()).is_none();
+    match source.iter().enumerate().find(|(_, cell)| is_wrong(cell)) {
+        Some((index, cell)) => Err(wrong(index, cell.get())),
+        None => Ok(()),
     }
-    Ok(())
 }

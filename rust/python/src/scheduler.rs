@@ -193,15 +193,11 @@ impl Scheduler {
             media.iter().map(|(offset, hash)| Media { offset: *offset, hash: hash.as_ref() }).collect();
         self.inner.call(py, |inner| {
             let tokens = &mut inner.scratch.tokens;
-            convert(tokens, prompt, |index, token| {
-                TokenId::try_from(token).map_err(|_| {
-                    Error::request(
-                        "prompt",
-                        format!("{token} at position {index}"),
-                        "token ids of at least 0",
-                    )
-                })
-            })?;
+            let is_none = |index, token: i32| {
+                let value = format!("{token} at position {index}");
+                Error::request("prompt", value, "token ids of at least 0")
+            };
+            convert(tokens, prompt, |token| TokenId::try_from(token).ok(), is_none)?;
             let prompt = tokens.as_slice();
             let submission = Submission {
                 prompt,
@@ -414,9 +410,8 @@ impl Scratch {
         accepted: &[ReadOnlyCell<i32>],
     ) -> pykv_core::Result<()> {
         convert_tokens(&mut self.tokens, sampled, "sampled")?;
-        convert(&mut self.outcomes, outcomes, |index, value| {
-            Outcome::from_number(value).ok_or_else(|| wrong("outcomes", index, value.into(), "0, 1 or 2"))
-        })?;
+        let is_none = |index, value: u8| wrong("outcomes", index, value.into(), "0, 1 or 2");
+        convert(&mut self.outcomes, outcomes, Outcome::from_number, is_none)?;
         convert_places(&mut self.failed_rows, failed_rows, "failed_rows", "a batch row of the plan")?;
         convert_places(&mut self.accepted, accepted, "accepted", "at least 0")
     }
@@ -427,9 +422,8 @@ fn convert_tokens(
     tokens: &[ReadOnlyCell<i64>],
     array: &'static str,
 ) -> pykv_core::Result<()> {
-    convert(target, tokens, |index, value| {
-        TokenId::try_from(value).map_err(|_| wrong(array, index, value, "a token id from 0 to 4294967295"))
-    })
+    let is_none = |index, value| wrong(array, index, value, "a token id from 0 to 4294967295");
+    convert(target, tokens, |value| TokenId::try_from(value).ok(), is_none)
 }
 
 fn convert_places(
@@ -438,9 +432,8 @@ fn convert_places(
     array: &'static str,
     allowed: &'static str,
 ) -> pykv_core::Result<()> {
-    convert(target, values, |index, value| {
-        usize::try_from(value).map_err(|_| wrong(array, index, value.into(), allowed))
-    })
+    let is_none = |index, value: i32| wrong(array, index, value.into(), allowed);
+    convert(target, values, |value| usize::try_from(value).ok(), is_none)
 }
 
 fn wrong(array: &'static str, index: usize, value: i64, allowed: &'static str) -> Error {

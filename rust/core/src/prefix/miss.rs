@@ -11,7 +11,8 @@ use crate::units::TokenId;
 pub struct MissCounts {
     /// Not computed before in this scope, or so long ago that the cache has forgotten that it evicted them.
     pub never_seen: usize,
-    /// Computed once, and evicted: its blocks, or the checkpoint of states that would have served it.
+    /// Computed once, and not there any more: evicted, or cached without what a hit needs besides, which is the blocks of a
+    /// window or a checkpoint of states.
     pub evicted: usize,
     /// Cached in another scope; only counted where the operator has allowed to look there.
     pub other_scope: usize,

@@ -171,6 +171,8 @@ pub struct PrefixCache {
     counts_hits: bool,
     /// The nodes of the lookup at hand.
     path: Vec<NodeId>,
+    /// How many of them every group can serve.
+    hits: usize,
     returned: Vec<BlockId>,
     generation: u64,
     evictions: u64,
@@ -243,6 +245,7 @@ impl PrefixCache {
                 .then(|| Box::new(Heads::new(options.partial_reuse))),
             counts_hits: options.eviction.lane(u8::MAX) > options.eviction.lane(0),
             path: Vec::new(),
+            hits: 0,
             returned: Vec::with_capacity(num_blocks),
             generation: 0,
             evictions: 0,
@@ -324,7 +327,13 @@ impl PrefixCache {
     /// same step. Of a group with a window only those are pinned that the next token reads.
     pub fn share(&mut self, scope: ScopeId, tokens: &[TokenId], max_blocks: usize) -> (Tables, Cursor) {
         self.adopt_returned();
-        let hits = self.find_path(scope, tokens, max_blocks);
+        self.find_path(scope, tokens, max_blocks);
+        self.share_found()
+    }
+
+    /// The same with what the lookup at hand has found: nothing was published or evicted since.
+    pub(crate) fn share_found(&mut self) -> (Tables, Cursor) {
+        let hits = self.hits;
         if self.counts_hits {
             self.path[..hits].iter().for_each(|&node| self.tree.count_hit(node));
         }
@@ -430,6 +439,7 @@ impl PrefixCache {
                 hits = self.path.len();
             }
         }
+        self.hits = hits;
         hits
     }
 

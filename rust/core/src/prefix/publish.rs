@@ -105,6 +105,7 @@ impl PrefixCache {
         }
         let size = self.pool.block_size();
         let mut parent = cursor.parent;
+        let mut hung = 0..0;
         for index in cursor.published..size.full_blocks(num_tokens) {
             let run = &tokens[index * size.tokens()..(index + 1) * size.tokens()];
             let (own, binding) = self.scopes.of_block(scope, index);
@@ -117,15 +118,18 @@ impl PrefixCache {
                 parent = node;
                 continue;
             }
-            let Some(node) = self.hang(fingerprint, key) else { return };
+            let Some(node) = self.hang(fingerprint, key) else { break };
             for (group, table) in tables.iter().enumerate() {
-                let block = table.blocks()[index];
-                if block != BlockId::NULL {
-                    self.attach(node, group, block);
-                }
+                self.hold(node, group, table.blocks()[index]);
             }
+            hung = if hung.is_empty() { index..index + 1 } else { hung.start..index + 1 };
             announced(Announced { node, parent, generation: self.generation });
             parent = node;
+        }
+        // All at once: an atomic operation waits for what was written to the tree before it.
+        for table in tables {
+            let blocks = table.blocks()[hung.clone()].iter().filter(|&&block| block != BlockId::NULL);
+            blocks.for_each(|&block| self.pool.publish(block));
         }
     }
 
@@ -182,9 +186,14 @@ impl PrefixCache {
     }
 
     fn attach(&mut self, node: NodeId, group: usize, block: BlockId) {
+        self.hold(node, group, block);
+        self.pool.publish(block);
+    }
+
+    /// Names a block at a node. The null block stands for none.
+    fn hold(&mut self, node: NodeId, group: usize, block: BlockId) {
         self.tree.set_block(node, group, block);
         self.node_of[block.index()] = node;
-        self.pool.publish(block);
     }
 
     /// Takes a node's block in one group out of the tree.

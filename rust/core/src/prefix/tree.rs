@@ -122,10 +122,10 @@ impl Tree {
             key_size,
             num_groups,
             max_nodes: num_blocks.saturating_mul(NODES_PER_BLOCK).min(VACANT as usize - 1),
-            children: touched(expected),
-            nodes: Vec::with_capacity(expected + 1),
-            blocks: Vec::with_capacity((expected + 1) * num_groups),
-            tokens: Vec::with_capacity((expected + 1) * key_size.tokens()),
+            children: touched_table(expected),
+            nodes: touched(expected + 1, root),
+            blocks: touched((expected + 1) * num_groups, BlockId::NULL),
+            tokens: touched((expected + 1) * key_size.tokens(), TokenId::MAX),
             vacant: Vec::new(),
             hits: Vec::new(),
             seed,
@@ -309,13 +309,20 @@ fn chain(parent: Fingerprint, binding: u64, seed: u64, tokens: &[TokenId]) -> Fi
 }
 
 /// A table that has room for so many nodes, in memory that was used once: later insertions meet no page fault.
-fn touched(capacity: usize) -> HashTable<NodeId> {
+fn touched_table(capacity: usize) -> HashTable<NodeId> {
     let mut table = HashTable::with_capacity(capacity);
     for number in 0..capacity as u32 {
         table.insert_unique(spread(number.into()), NodeId(number), |node| spread(node.0.into()));
     }
     table.clear();
     table
+}
+
+/// The same as a list.
+fn touched<T: Copy>(capacity: usize, any: T) -> Vec<T> {
+    let mut list = vec![any; capacity];
+    list.clear();
+    list
 }
 
 /// A table wants a hash's bits all over the word, also where few of them are used.

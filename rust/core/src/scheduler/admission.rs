@@ -20,7 +20,7 @@ impl Scheduler {
         if !self.fits(index, Relief::default()) && !self.fits_cold(index) {
             return Ok(false);
         }
-        // Nothing below can fail: between the probe and here nobody else takes blocks.
+        // Nothing below can fail: between the last probe and here nobody else takes blocks.
         self.start(step, index)?;
         Ok(true)
     }
@@ -136,9 +136,7 @@ impl Scheduler {
         self.dequeue(key);
         self.virtual_time.advance(key.rank);
         let epoch = self.new_epoch();
-        let max_hits = self.max_hits(&self.sequences[index]);
-        let sequence = &self.sequences[index];
-        let (mut tables, mut cursor) = self.cache.share(sequence.scope, &sequence.tokens, max_hits);
+        let (mut tables, mut cursor) = self.cache.share_found();
         let misses = self.misses(step, index, cursor.published);
         let sequence = &self.sequences[index];
         let counts: SmallVec<[usize; 8]> = self.first_blocks(index, cursor.published).collect();

@@ -1,5 +1,7 @@
 //! `apply`: what the step's results mean, and `discard` for a step that gave none.
 
+use smallvec::smallvec;
+
 use super::sequence::{SeqIndex, SeqKey, Sequence};
 use super::states::SequenceStates;
 use super::step::{Scheduled, Step};
@@ -9,10 +11,11 @@ use crate::table::BlockTable;
 use crate::units::TokenId;
 
 /// What the caller makes of one sample.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Outcome {
     /// The sequence goes on.
+    #[default]
     Ok = 0,
     /// The token is the last one: an end-of-sequence token, a stop token or a stop string.
     Stop = 1,
@@ -136,14 +139,12 @@ impl Scheduler {
             if sequence.is_in_flight() || came_back {
                 continue;
             }
-            let is_lost = self.cache.has_states();
             if sequence.has_ended {
                 self.end_sequence(index);
-            } else if is_lost
-                || sequence.is_void
-                || step.copied_for.contains(&index)
-                || self.rests_on_step(index)
-            {
+            } else if self.cache.has_states() {
+                self.sequences[index].setbacks += 1;
+                self.preempt_without_copy(index);
+            } else if sequence.is_void || step.copied_for.contains(&index) || self.rests_on_step(index) {
                 self.preempt_without_copy(index);
             }
         }
@@ -253,6 +254,7 @@ impl Scheduler {
             finished(sample, reason);
         }
         let leader = &mut self.sequences[index];
+        leader.is_fork |= scheduled.num_samples > 1;
         leader.rows.truncate(1);
         leader.states.working.truncate(1);
         leader.num_samples = 1;
@@ -264,7 +266,9 @@ impl Scheduler {
         let sequence = &mut self.sequences[index];
         let again = end.min(sequence.high_water).saturating_sub(sequence.num_computed);
         sequence.num_computed = end;
-        sequence.high_water = sequence.high_water.max(sequence.num_computed);
+        if end > sequence.high_water {
+            (sequence.high_water, sequence.setbacks) = (end, 0);
+        }
         if self.config.enable_prefix_caching {
             let Sequence { tables, cursor, scope, tokens, num_computed, .. } = sequence;
             let later = self.in_flight.oldest();
@@ -305,12 +309,14 @@ impl Scheduler {
             is_void: false,
             num_drafts: 0,
             high_water: leader.high_water,
+            setbacks: 0,
             tables: leader.tables.iter().map(BlockTable::fork).collect(),
             cursor: leader.cursor,
             epoch,
-            rows: vec![leader.rows[child]],
+            rows: smallvec![leader.rows[child]],
             states: leader.states.working.get(child).copied().map(SequenceStates::forked).unwrap_or_default(),
             num_samples: 1,
+            is_fork: true,
             shared_blocks: self.block_size.full_blocks(leader.num_computed),
             reuse_cached: leader.reuse_cached,
             started_before: true,
@@ -334,7 +340,6 @@ impl Scheduler {
         let sequence = &mut self.sequences[index];
         sequence.push_sampled(token);
         let full = sequence.tokens.len() >= sequence.max_len;
-        self.request_of(index).output_tokens += 1;
         let reason = match (outcome, full) {
             (Outcome::Stop, _) => FinishReason::Stop,
             (_, true) => FinishReason::Length,
@@ -353,7 +358,9 @@ impl Scheduler {
         self.in_flight.recycle(step);
         let sequences = &self.sequences;
         let runs = |&index: &SeqIndex| sequences.contains(index) && sequences[index].is_running();
-        self.running.retain(runs);
+        if std::mem::take(&mut self.has_stopped) {
+            self.running.retain(runs);
+        }
         let mut forked = std::mem::take(&mut self.forked);
         forked.retain(runs);
         // Only now that no list holds them may the numbers of ended sequences be used again.

@@ -35,6 +35,7 @@ mod write;
 use std::collections::{BTreeMap, BTreeSet};
 
 use hashbrown::HashMap;
+use smallvec::SmallVec;
 
 pub use apply::{FinishReason, Outcome, Sampled};
 pub use buffers::{OwnedArrays, StepArrays, TableSync};
@@ -71,6 +72,8 @@ pub struct Scheduler {
     config: SchedulerConfig,
     block_size: BlockSize,
     cache: PrefixCache,
+    /// Whether a layer group gives back what left its window.
+    has_windows: bool,
     /// Where preempted sequences may be copied.
     host: Option<BlockPool>,
     costs: Costs,
@@ -87,6 +90,8 @@ pub struct Scheduler {
     queue_changed: bool,
     /// By age.
     running: Vec<SeqIndex>,
+    /// Whether some of them may have stopped since the last step was over.
+    has_stopped: bool,
     paused: Paused,
     /// Samples that the step at hand has forked off.
     forked: Vec<SeqIndex>,
@@ -128,6 +133,7 @@ impl Scheduler {
         Ok(Self {
             block_size,
             cache,
+            has_windows: config.groups.iter().any(|group| !group.is_full()),
             host: (config.num_host_blocks > 1)
                 .then(|| BlockPool::new(config.num_host_blocks, block_size))
                 .transpose()?,
@@ -141,6 +147,7 @@ impl Scheduler {
             virtual_time: VirtualTime::default(),
             queue_changed: false,
             running: Vec::with_capacity(config.max_num_seqs),
+            has_stopped: false,
             paused: Paused::default(),
             forked: Vec::new(),
             free_rows: (0..config.max_num_seqs as u32).rev().map(Row::new).collect(),
@@ -289,12 +296,14 @@ impl Scheduler {
             is_void: false,
             num_drafts: 0,
             high_water: 0,
+            setbacks: 0,
             tables: self.empty_tables(),
             cursor: self.cache.root(),
             epoch: 0,
-            rows: Vec::new(),
+            rows: SmallVec::new(),
             states: SequenceStates::default(),
             num_samples: submission.num_samples,
+            is_fork: false,
             shared_blocks: 0,
             reuse_cached: submission.reuse_cached && self.config.enable_prefix_caching,
             started_before: false,
@@ -337,6 +346,7 @@ impl Scheduler {
         while let Some(row) = sequence.rows.pop() {
             self.free_rows.push(row);
         }
+        self.has_stopped = true;
         self.queue_changed = true;
     }
 
@@ -348,6 +358,7 @@ impl Scheduler {
         let sequence = self.sequences.remove(index);
         let request = self.requests.get_mut(&key.request).expect("a live sequence has a request");
         request.num_live -= sequence.num_samples;
+        request.summary.output_tokens += sequence.tokens.len() - sequence.prompt_len;
         if request.num_live == 0 {
             let request = self.requests.remove(&key.request).expect("it was there");
             self.paused.forget(key.request);

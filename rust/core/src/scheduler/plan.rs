@@ -113,6 +113,7 @@ impl Scheduler {
         while place < self.running.len() && step.num_tokens < self.config.max_num_batched_tokens {
             let index = self.running[place];
             let sequence = &self.sequences[index];
+            step.has_chunks |= sequence.num_unplanned() > 1;
             let has_next = sequence.decodes() || sequence.can_go_on_unseen();
             if !has_next || !self.may_be_planned(index) {
                 place += 1;
@@ -130,6 +131,7 @@ impl Scheduler {
                 }
             }
         }
+        step.has_chunks |= place < self.running.len();
         step.num_decodes = step.rows.len();
         Ok(is_short || self.totals.preemptions > before)
     }
@@ -138,7 +140,7 @@ impl Scheduler {
     fn schedule_prefills(&mut self, step: &mut Step) -> Result<bool> {
         let mut is_short = false;
         let mut place = 0;
-        while place < self.running.len() {
+        while step.has_chunks && place < self.running.len() {
             let index = self.running[place];
             let sequence = &self.sequences[index];
             if sequence.num_unplanned() > 1 && self.may_be_planned(index) {
@@ -290,10 +292,13 @@ impl Scheduler {
 
     /// Gives back what left the windows, and takes the blocks of the tokens up to `end`.
     fn advance_tables(&mut self, index: SeqIndex, end: usize) -> Result<()> {
-        let given_back = self.leave_windows(index);
-        let sequence = &mut self.sequences[index];
         let size = self.block_size;
         let has_all = |table: &BlockTable| table.len() * size.tokens() >= end;
+        if !self.has_windows && self.sequences[index].tables.iter().all(has_all) {
+            return Ok(());
+        }
+        let given_back = self.leave_windows(index);
+        let sequence = &mut self.sequences[index];
         if given_back.iter().all(|&count| count == 0) && sequence.tables.iter().all(has_all) {
             return Ok(());
         }

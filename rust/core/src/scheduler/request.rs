@@ -53,7 +53,8 @@ pub struct RequestSummary {
     pub request: RequestId,
     /// Tokens of the prompt.
     pub prompt_tokens: usize,
-    /// Tokens of the prompt that were found in the cache when it started.
+    /// Tokens of the prompt that were found in the cache when it started first. What it finds when it comes back from a
+    /// preemption changes nothing.
     pub cached_tokens: usize,
     /// Those of them that were copied from the beginning of a block.
     pub partial_hit_tokens: usize,
@@ -63,7 +64,8 @@ pub struct RequestSummary {
     pub output_tokens: usize,
     /// How often one of its sequences was preempted.
     pub preemptions: usize,
-    /// Tokens that were computed again after a preemption.
+    /// Tokens that were computed after a preemption though the sequence had held their K and V before: computed by it, or
+    /// found when it started.
     pub recomputed_tokens: usize,
     /// Blocks that were copied to the host at preemptions.
     pub swapped_blocks: usize,

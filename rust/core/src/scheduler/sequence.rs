@@ -8,6 +8,8 @@
 //! the last, if a placeholder    sampled by the older of two steps in flight, computed by the newer
 //! ```
 
+use smallvec::SmallVec;
+
 use super::states::SequenceStates;
 use crate::groups::Tables;
 use crate::prefix::{Cursor, ScopeId};
@@ -64,17 +66,21 @@ pub(super) struct Sequence {
     pub(super) is_void: bool,
     /// Drafts behind its last known token, which the step in flight checks.
     pub(super) num_drafts: usize,
-    /// The most tokens that were computed so far: what lies below it was computed before.
+    /// The most tokens whose K and V it has held so far, computed or found: what lies below it is computed again.
     pub(super) high_water: usize,
+    /// How often a failed step took its states since it last got beyond `high_water`.
+    pub(super) setbacks: usize,
     pub(super) tables: Tables,
     pub(super) cursor: Cursor,
     /// Changes whenever what stands in the tables' rows may have changed other than by growing.
     pub(super) epoch: u64,
     /// Its own row while it runs; then those of the samples that are not forked off yet.
-    pub(super) rows: Vec<Row>,
+    pub(super) rows: SmallVec<[Row; 2]>,
     pub(super) states: SequenceStates,
     /// Samples that its next token is drawn for: above 1 until they are forked off.
     pub(super) num_samples: usize,
+    /// Whether it was forked off, or others from it: its last block may be theirs too.
+    pub(super) is_fork: bool,
     /// Blocks that it shared when it started: they are not its own to give back.
     pub(super) shared_blocks: usize,
     pub(super) reuse_cached: bool,

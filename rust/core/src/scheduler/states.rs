@@ -7,8 +7,8 @@
 //!                         working slot ──▶ working slot               of each sample that is forked off
 //! ```
 //! A state that a step has touched cannot be brought back: when a step fails as a whole, its sequences start again from
-//! their last checkpoint. For the same reason states are not swapped, no draft is checked, and twins do not share what
-//! one of them is just computing.
+//! their last checkpoint, and who is set back once more before it got any further takes one at each block. For the same
+//! reason states are not swapped, no draft is checked, and twins do not share what one of them is just computing.
 
 use super::Scheduler;
 use super::config::SchedulerConfig;
@@ -17,6 +17,10 @@ use super::step::Step;
 use crate::error::{Error, Result};
 use crate::policy::checkpoint::{chunk_end, takes_checkpoint};
 use crate::states::{StateArena, StateCopy, StateSlot};
+
+/// Failed steps in a row from which on a sequence takes every checkpoint that it can: where a step computes less than what
+/// lies between two, it would start again for ever.
+const STUCK: usize = 2;
 
 /// What a sequence has of the arena. Nothing, while it waits.
 #[derive(Debug, Default)]
@@ -42,6 +46,12 @@ impl SchedulerConfig {
     /// Whether sequences have states.
     pub fn has_states(&self) -> bool {
         self.num_state_slots > 0
+    }
+
+    /// Tokens from one of a sequence's places for a checkpoint to the next.
+    fn checkpoint_tokens(&self, sequence: &Sequence) -> usize {
+        let is_stuck = sequence.setbacks >= STUCK;
+        if is_stuck { self.block_size } else { self.checkpoint_every.saturating_mul(self.block_size) }
     }
 
     /// Whether a scheduler can keep what the other options promise for a model with states.
@@ -94,8 +104,8 @@ impl Scheduler {
         if !self.takes_checkpoints() || num_tokens == 0 {
             return num_tokens;
         }
-        let start = sequence.num_planned;
-        chunk_end(start, start + num_tokens, self.checkpoint_tokens(), sequence.states.parting) - start
+        let (start, interval) = (sequence.num_planned, self.config.checkpoint_tokens(sequence));
+        chunk_end(start, start + num_tokens, interval, sequence.states.parting) - start
     }
 
     /// Gives a starting sequence a slot for each of its rows, the first filled from what its hit landed on. Comes right
@@ -124,11 +134,11 @@ impl Scheduler {
         if !self.cache.has_states() {
             return;
         }
-        let interval = self.checkpoint_tokens();
         let takes_checkpoints = self.takes_checkpoints();
         for row in &step.rows {
             let sequence = &mut self.sequences[row.sequence];
             let source = sequence.states.working[0];
+            let interval = self.config.checkpoint_tokens(sequence);
             let forks = sequence.states.working.iter().take(row.num_samples).skip(1);
             step.state_saves.extend(forks.map(|&target| StateCopy { source, target }));
             if takes_checkpoints && takes_checkpoint(sequence.num_planned, interval, sequence.states.parting)
@@ -190,10 +200,5 @@ impl Scheduler {
 
     fn takes_checkpoints(&self) -> bool {
         self.cache.has_states() && self.config.enable_prefix_caching
-    }
-
-    /// Tokens from one place for a checkpoint to the next.
-    fn checkpoint_tokens(&self) -> usize {
-        self.config.checkpoint_every.saturating_mul(self.block_size.tokens())
     }
 }

@@ -60,7 +60,7 @@ pub struct SchedulerStats {
     pub steps: u64,
     /// How often a sequence was preempted.
     pub preemptions: u64,
-    /// Tokens that were computed again after a preemption.
+    /// Tokens that were computed after a preemption though their sequence had held their K and V before.
     pub recomputed_tokens: u64,
     /// Blocks that were copied to the host.
     pub swapped_out_blocks: u64,
@@ -109,7 +109,7 @@ impl Scheduler {
             num_paused: self.paused.iter().map(|index| self.sequences[index].num_samples).sum(),
             num_requests: self.requests.len(),
             num_scopes: self.cache.num_scopes(),
-            held_tokens: blocks.active * self.block_size.tokens() - self.empty_slots(),
+            held_tokens: blocks.active * self.block_size.tokens() - self.empty_slots(|_| ()),
             steps: self.totals.steps,
             preemptions: self.totals.preemptions,
             recomputed_tokens: self.totals.recomputed_tokens,
@@ -139,32 +139,35 @@ impl Scheduler {
         if active_blocks <= self.totals.peak.active_blocks {
             return;
         }
+        let (mut unshared_blocks, mut unshared_tokens) = (0, 0);
+        let empty = self.empty_slots(|sequence| {
+            unshared_blocks += sequence.num_held();
+            unshared_tokens += sequence.num_planned;
+        });
         self.totals.peak = Peak {
             active_blocks,
-            held_tokens: active_blocks * self.block_size.tokens() - self.empty_slots(),
-            unshared_blocks: self.placed().map(Sequence::num_held).sum(),
-            unshared_tokens: self.placed().map(|sequence| sequence.num_planned).sum(),
+            held_tokens: active_blocks * self.block_size.tokens() - empty,
+            unshared_blocks,
+            unshared_tokens,
             running: self.running.len(),
         };
     }
 
     /// Slots of active blocks that hold no token once the step in flight is done. Only a table's last written block can
-    /// be partly filled, and only that one can be shared with a fork while it is.
-    fn empty_slots(&self) -> usize {
+    /// be partly filled, and only that one can be shared with a fork while it is. Shows all that hold blocks to `visit`.
+    fn empty_slots(&self, mut visit: impl FnMut(&Sequence)) -> usize {
         let mut shared: Vec<BlockId> = Vec::new();
         let mut empty = 0;
         for sequence in self.placed() {
-            let filled = sequence.num_planned;
-            for table in &sequence.tables {
-                let Some(&partial) = table.blocks().get(self.block_size.full_blocks(filled)) else {
-                    continue;
-                };
+            visit(sequence);
+            let (filled, last) = (sequence.num_planned, self.block_size.full_blocks(sequence.num_planned));
+            for table in sequence.tables.iter().filter(|table| table.len() > last) {
                 let own = table.len() * self.block_size.tokens() - filled;
-                if table.is_writable(self.block_size.full_blocks(filled)) {
+                if !sequence.is_fork || table.is_writable(last) {
                     empty += own;
-                } else if !shared.contains(&partial) {
+                } else if !shared.contains(&table.blocks()[last]) {
                     empty += own;
-                    shared.push(partial);
+                    shared.push(table.blocks()[last]);
                 }
             }
         }

@@ -74,6 +74,8 @@ pub(super) struct Step {
     pub(super) rows: Vec<Scheduled>,
     pub(super) num_decodes: usize,
     pub(super) num_draft_rows: usize,
+    /// Whether a running sequence may have more than one token to compute.
+    pub(super) has_chunks: bool,
     pub(super) swap_outs: Vec<BlockCopy>,
     pub(super) swap_ins: Vec<BlockCopy>,
     /// The sequences that come back from the host, and the blocks there that are read.
@@ -106,6 +108,7 @@ impl Step {
         self.announced.clear();
         (self.id, self.num_tokens, self.num_samples) = (id, 0, 0);
         (self.num_decodes, self.num_draft_rows) = (0, 0);
+        self.has_chunks = false;
     }
 
     pub(super) fn push(&mut self, row: Scheduled) {

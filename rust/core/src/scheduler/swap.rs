@@ -28,11 +28,22 @@ impl Scheduler {
     /// Takes a sequence off the device whose blocks cannot be copied: what it computed is lost. The caller takes it out
     /// of `running`.
     pub(super) fn preempt_without_copy(&mut self, index: SeqIndex) {
+        self.note_held(index);
         self.stop_running(index);
         self.sequences[index].stalled_since = Some(self.now);
         self.totals.preemptions += 1;
         self.request_of(index).preemptions += 1;
         self.enqueue(index);
+    }
+
+    /// What a sequence found and held counts as computed again when it has to be, though another one computed it first. What
+    /// it was to share with a step that failed, or that is not over, it never held.
+    fn note_held(&mut self, index: SeqIndex) {
+        let is_held = !self.sequences[index].is_void && !self.rests_on_step(index);
+        let sequence = &mut self.sequences[index];
+        if is_held {
+            sequence.high_water = sequence.high_water.max(sequence.num_computed);
+        }
     }
 
     fn swap_out(&mut self, step: &mut Step, index: SeqIndex) -> Option<Swapped> {

@@ -14,6 +14,7 @@ use crate::units::{BlockSize, Row};
 
 impl Scheduler {
     pub(super) fn write(&self, step: &Step, arrays: &StepArrays<'_>, sync: &mut TableSync) {
+        let has_states = self.cache.has_states();
         let mut token = 0;
         let mut sample = 0;
         arrays.query_starts[0].set(0);
@@ -27,7 +28,7 @@ impl Scheduler {
             if batch_row < step.num_decodes {
                 arrays.token_sources[batch_row].set(sequence.placeholder.map_or(-1, |sample| sample as i32));
             }
-            if let Some(slot) = sequence.states.working.first() {
+            if has_states && let Some(slot) = sequence.states.working.first() {
                 arrays.state_slots[batch_row].set(slot.get() as i32);
             }
             self.write_tables(arrays, sequence, sync);
