@@ -23,6 +23,25 @@ GREEDY = SamplingParams(max_tokens=24, temperature=0, ignore_eos=True)
 LONG = SamplingParams(max_tokens=4000, temperature=0, ignore_eos=True)
 
 
+async def test_five_megabytes_of_text_stall_no_stream_and_no_health(start_daemon, make_real_engine, idle):
+    engine = make_real_engine()
+    daemon = await start_daemon(engine)
+    async with Client(daemon.address) as client, Client(daemon.address) as other:
+        running, gaps = client.generate("hello", LONG), []
+        await anext(running)
+        refusing = asyncio.create_task(anext(other.generate("a" * 5_000_000, GREEDY)))
+        while not refusing.done() or len(gaps) < 20:
+            start = time.perf_counter()
+            await anext(running)
+            assert await client.health() == "SERVING"
+            gaps.append(time.perf_counter() - start)
+        with pytest.raises(CapacityError, match="prompt has 5000000 characters"):
+            await refusing
+        assert max(gaps) < 2.0
+        await running.aclose()
+    await idle(engine)
+
+
 def joined(deltas, n=1):
     """What the deltas are together."""
     from pykv.engine.outputs import Completion
