@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
+MOST_SCALE = 1e30
+LEAST_SOFTCAP = 1e-6
 ACTIVATION_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
@@ -110,12 +110,12 @@ def check_index(name: str, tensor: Tensor, dtype: torch.dtype, device: torch.dev
 
 def check_options(scale: float | None, window: int | None, softcap: float | None) -> None:
     """Checks the numbers that shape the softmax."""
-    if scale is not None and not math.isfinite(scale):
-        raise ValueError(f"scale is {scale}; it must be finite")
+    if scale is not None and not abs(scale) <= MOST_SCALE:
+        raise ValueError(f"scale is {scale}; it must be from {-MOST_SCALE:g} to {MOST_SCALE:g}")
     if window is not None and (not isinstance(window, int) or window < 1):
         raise ValueError(f"window is {window!r}; it must be a whole number of tokens, 1 or more, or None")
-    if softcap is not None and not (math.isfinite(softcap) and softcap > 0):
-        raise ValueError(f"softcap is {softcap}; it must be finite and above 0, or None")
+    if softcap is not None and not LEAST_SOFTCAP <= softcap <= MOST_SCALE:
+        raise ValueError(f"softcap is {softcap}; it must be from {LEAST_SOFTCAP:g} to {MOST_SCALE:g}, or None")
 
 
 def check_no_grad(name: str, tensor: Tensor) -> None:

@@ -29,7 +29,7 @@ pub(crate) enum Load {
     /// A few rows read each key and value: all stages wait for memory, and the values are summed where they are.
     #[default]
     FewRows,
-    /// Many rows do: the products take nearly all of the time.
+    /// More rows do: the values are copied first, and with many the products take nearly all of the time.
     ManyRows,
 }
 
@@ -100,6 +100,12 @@ impl Ahead {
             self.stretches.push(Stretch { address, num_lines });
             self.num_lines += num_lines;
         }
+    }
+
+    /// The stretches: each one's address and lines.
+    #[cfg(test)]
+    pub(crate) fn listed(&self) -> Vec<(usize, usize)> {
+        self.stretches.iter().map(|stretch| (stretch.address, stretch.num_lines)).collect()
     }
 
     /// Begins turn `turn` of `num_turns`, each of which asks for an equal share.

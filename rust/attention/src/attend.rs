@@ -240,7 +240,7 @@ unsafe fn clear_empty(call: &AttentionCall, plan: &Plan) {
             unsafe { call.out.row(token, head).write_bytes(0, row_bytes) };
             if let Some(view) = call.log_sum_exp {
                 // SAFETY: the entry lies in the view.
-                unsafe { view.entry(token, head).write(f32::NEG_INFINITY) };
+                unsafe { view.entry(token, head).write_unaligned(f32::NEG_INFINITY) };
             }
         }
     }

@@ -21,7 +21,7 @@ pub enum InstructionSet {
     Avx2,
     /// AVX-512 F, BW, VL and DQ.
     Avx512,
-    /// AVX-512 with products of bf16 (BF16) and permutations of bytes (VBMI).
+    /// AVX-512 with products of bf16; for caches of 8 bits VBMI is needed, too.
     Avx512Bf16,
 }
 
@@ -84,18 +84,27 @@ pub(crate) struct Kernels {
 impl Kernels {
     /// The kernels for a query and a cache of these formats, with no more than these instructions.
     ///
-    /// Where query and cache both fit bf16 they are multiplied as bf16 if the machine can, otherwise as singles.
+    /// Where query and cache both fit bf16 they are multiplied as bf16 if the machine can, otherwise as singles. For
+    /// 8 bits it must be able to look bytes up as well.
     pub(crate) fn choose(query: Format, cache: Format, limit: InstructionSet) -> Kernels {
         let set = limit.min(InstructionSet::detect());
-        let fits_bf16 = query == Format::Bf16 && matches!(cache, Format::Bf16 | Format::Int8 | Format::Fp8);
         #[cfg(target_arch = "x86_64")]
         match set {
-            InstructionSet::Avx512Bf16 if fits_bf16 => return of_avx512_bf16(cache),
+            InstructionSet::Avx512Bf16 if query == Format::Bf16 && cache == Format::Bf16 => {
+                return of_avx512_bf16(cache);
+            }
+            InstructionSet::Avx512Bf16
+                if query == Format::Bf16
+                    && matches!(cache, Format::Int8 | Format::Fp8)
+                    && Avx512Bf16::detect_bytes() =>
+            {
+                return of_avx512_bytes(cache);
+            }
             InstructionSet::Avx512Bf16 | InstructionSet::Avx512 => return of_avx512(cache),
             InstructionSet::Avx2 => return of_avx2(cache),
             InstructionSet::Portable => {}
         }
-        let _ = (set, fits_bf16);
+        let _ = (set, query);
         of_portable(cache)
     }
 }
@@ -194,6 +203,13 @@ compile!(
 #[cfg(target_arch = "x86_64")]
 compile!(
     of_avx512_bf16, avx512_bf16, Avx512Bf16, Avx512Bf16::assume(),
-    [Bf16 => Brain, Int8 => Byte, Fp8 => Small; Format::F32 | Format::F16],
+    [Bf16 => Brain; Format::F32 | Format::F16 | Format::Int8 | Format::Fp8],
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,fma,f16c")]
+);
+
+#[cfg(target_arch = "x86_64")]
+compile!(
+    of_avx512_bytes, avx512_bytes, Avx512Bf16, Avx512Bf16::assume(),
+    [Int8 => Byte, Fp8 => Small; Format::F32 | Format::F16 | Format::Bf16],
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx512vbmi,fma,f16c")]
 );

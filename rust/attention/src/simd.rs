@@ -36,8 +36,8 @@ pub(crate) trait Simd: Copy {
     fn max(self, a: Self::Floats, b: Self::Floats) -> Self::Floats;
     /// The smaller; `b` where one is NaN.
     fn min(self, a: Self::Floats, b: Self::Floats) -> Self::Floats;
-    /// The whole number that `a` is nearest to, and the rest. Whole numbers below -150 and above 128 may stand for
-    /// each other.
+    /// The whole number that `a` is nearest to, and the rest. Below -150 and above 128 it may be that of the bound:
+    /// `scale` gives 0 and infinity there.
     fn split(self, a: Self::Floats) -> [Self::Floats; 2];
     /// `a * 2^exponent` for exponents from `split`.
     fn scale(self, a: Self::Floats, exponent: Self::Floats) -> Self::Floats;
@@ -104,24 +104,34 @@ pub(crate) trait Arithmetic: Simd {
     unsafe fn store_weights(self, to: *mut u32, first: usize, weights: Self::Floats) -> Self::Floats;
 }
 
-/// `2^x` for x up to 127, at most 2 in the last place off; 0 below -150, and infinite somewhere above 127.
+/// `2^x` for x up to 127, at most 2 in the last place off; infinite somewhere above 127, and 0 below -150. What is
+/// too small to be a normal number may be 0.
 #[inline(always)]
 pub(crate) fn exp2<S: Simd>(simd: S, x: S::Floats) -> S::Floats {
-    const COEFFICIENTS: [f32; 6] =
-        [1.534_581_1e-4, 1.339_993_1e-3, 9.618_489e-3, 5.550_328_6e-2, 2.402_264_6e-1, 6.931_472e-1];
     let [whole, part] = simd.split(x);
-    let mut power = simd.splat(COEFFICIENTS[0]);
-    for coefficient in &COEFFICIENTS[1..] {
-        power = simd.multiply_add(power, part, simd.splat(*coefficient));
-    }
-    power = simd.multiply_add(power, part, simd.splat(1.0));
-    simd.scale(power, whole)
+    simd.scale(simd.multiply_add(growth(simd, part), part, simd.splat(1.0)), whole)
 }
 
-/// The hyperbolic tangent, off by at most 2e-7.
+/// `(2^x - 1) / x` for x from -0.5 to 0.5.
+#[inline(always)]
+fn growth<S: Simd>(simd: S, x: S::Floats) -> S::Floats {
+    const COEFFICIENTS: [f32; 6] =
+        [1.534_581_1e-4, 1.339_993_1e-3, 9.618_489e-3, 5.550_328_6e-2, 2.402_264_6e-1, 6.931_472e-1];
+    let mut growth = simd.splat(COEFFICIENTS[0]);
+    for coefficient in &COEFFICIENTS[1..] {
+        growth = simd.multiply_add(growth, x, simd.splat(*coefficient));
+    }
+    growth
+}
+
+/// The hyperbolic tangent, off by at most 1e-6 of itself.
 #[inline(always)]
 pub(crate) fn tanh<S: Simd>(simd: S, x: S::Floats) -> S::Floats {
-    let square = exp2(simd, simd.mul(x, simd.splat(2.0 * std::f32::consts::LOG2_E)));
-    let fraction = simd.div(simd.splat(2.0), simd.add(square, simd.splat(1.0)));
-    simd.sub(simd.splat(1.0), fraction)
+    // Beyond 16 it is 1 in singles. Less than that, e^2x - 1 is formed without taking nearly all of it away again.
+    let x = simd.min(simd.splat(16.0), simd.max(simd.splat(-16.0), x));
+    let [whole, part] = simd.split(simd.mul(x, simd.splat(2.0 * std::f32::consts::LOG2_E)));
+    let one = simd.splat(1.0);
+    let rest = simd.scale(simd.mul(growth(simd, part), part), whole);
+    let square = simd.add(rest, simd.sub(simd.scale(one, whole), one));
+    simd.div(square, simd.add(square, simd.splat(2.0)))
 }

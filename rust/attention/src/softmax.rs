@@ -67,14 +67,16 @@ unsafe fn soften_row<A: Arithmetic, const CUT: bool>(arithmetic: A, job: &Softma
         let largest = finish_scores::<A, CUT>(arithmetic, job, job.scores.add(row * SPAN), &mut scores);
         let old = *job.maxima.add(row);
         // Mostly no score is above the maximum: then nothing is scaled, and the lanes need not be compared.
-        let (new, factor) = if old > f32::NEG_INFINITY && !arithmetic.exceeds(largest, old) {
-            (old, 1.0)
-        } else {
+        let (new, factor) = if arithmetic.exceeds(largest, old) {
             let new = old.max(arithmetic.maximum(largest));
             (new, arithmetic.lane0(simd::exp2(arithmetic, arithmetic.splat(old - new))))
+        } else {
+            (old, 1.0)
         };
+        // Scores of minus infinity weigh nothing, also where there was no other yet.
+        let zero = if new == f32::NEG_INFINITY { 0.0 } else { new };
         let weights = job.weights.add(row * job.weights_stride);
-        let total = weigh::<A, CUT>(arithmetic, job, &scores, weights, new);
+        let total = weigh::<A, CUT>(arithmetic, job, &scores, weights, zero);
         *job.maxima.add(row) = new;
         *job.factors.add(row) = factor;
         *job.totals.add(row) = *job.totals.add(row) * factor + total;
@@ -110,15 +112,13 @@ unsafe fn finish_scores<A: Arithmetic, const CUT: bool>(
         if job.softcap > 0.0 {
             *score = arithmetic.mul(simd::tanh(arithmetic, *score), arithmetic.splat(outer));
         }
-        if CUT {
-            *score = keep_seen(arithmetic, job, position, *score, f32::NEG_INFINITY);
-        }
+        *score = keep_seen::<A, CUT>(arithmetic, job, position, *score, f32::NEG_INFINITY);
         largest = arithmetic.max(*score, largest);
     }
     largest
 }
 
-/// Writes the weights of one row of scores, and returns their sum.
+/// Writes the weights of one row of scores, powers of two of what they are above `zero`, and returns their sum.
 ///
 /// # Safety
 /// The job's value scales can be read, and `SPAN / VALUES` words of weights written.
@@ -128,23 +128,24 @@ unsafe fn weigh<A: Arithmetic, const CUT: bool>(
     job: &Softmax,
     scores: &[A::Floats; MOST_VECTORS],
     weights: *mut u32,
-    maximum: f32,
+    zero: f32,
 ) -> f32 {
     let mut total = arithmetic.splat(0.0);
     for (place, score) in scores.iter().enumerate().take(SPAN / A::LANES) {
         let position = place * A::LANES;
-        let mut weight = simd::exp2(arithmetic, arithmetic.sub(*score, arithmetic.splat(maximum)));
-        if CUT {
-            weight = keep_seen(arithmetic, job, position, weight, 0.0);
-        }
+        let weight = simd::exp2(arithmetic, arithmetic.sub(*score, arithmetic.splat(zero)));
+        let seen = keep_seen::<A, CUT>(arithmetic, job, position, weight, 0.0);
         // SAFETY: the vector lies in the span.
         let counted = unsafe {
             if job.value_scales.is_null() {
-                arithmetic.store_weights(weights, position, weight)
+                arithmetic.store_weights(weights, position, seen)
             } else {
+                // A scale that is not seen may be no number: it must not be multiplied, even by 0.
                 let scales = arithmetic.load(job.value_scales.add(position));
-                arithmetic.store_weights(weights, position, arithmetic.mul(weight, scales));
-                weight
+                let scaled = arithmetic.mul(weight, scales);
+                let scaled = keep_seen::<A, CUT>(arithmetic, job, position, scaled, 0.0);
+                arithmetic.store_weights(weights, position, scaled);
+                seen
             }
         };
         total = arithmetic.add(total, counted);
@@ -152,15 +153,18 @@ unsafe fn weigh<A: Arithmetic, const CUT: bool>(
     arithmetic.sum(total)
 }
 
-/// `numbers` of the positions from `position` on, `fill` where a position is not seen.
+/// `numbers` of the positions from `position` on, `fill` where a position is not seen. Unless `CUT`, all are.
 #[inline(always)]
-fn keep_seen<A: Arithmetic>(
+fn keep_seen<A: Arithmetic, const CUT: bool>(
     arithmetic: A,
     job: &Softmax,
     position: usize,
     numbers: A::Floats,
     fill: f32,
 ) -> A::Floats {
+    if !CUT {
+        return numbers;
+    }
     let (first, end) = (job.first as i32 - position as i32, job.end as i32 - position as i32);
     arithmetic.keep(numbers, first, end, fill)
 }

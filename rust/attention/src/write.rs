@@ -95,7 +95,9 @@ unsafe fn write_heads(call: &WriteCall, side: Side, heads: Range<usize>) {
                     Scales::Tensor { key, value } => {
                         narrow(Some(if side == Side::Key { key } else { value }));
                     }
-                    Scales::Token(scales) => scales.entry(block, side, head, offset).write(narrow(None)),
+                    Scales::Token(scales) => {
+                        scales.entry(block, side, head, offset).write_unaligned(narrow(None))
+                    }
                 }
             }
         }

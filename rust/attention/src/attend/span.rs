@@ -142,17 +142,20 @@ pub(super) unsafe fn read_scales(
     });
 }
 
+/// Copies singles that may be unaligned.
+///
 /// # Safety
 /// `to.len()` singles can be read from `from` on, `stride` singles apart.
 unsafe fn copy_strided(from: *const f32, stride: isize, to: &mut [f32]) {
     if stride == 1 {
+        let (from, to, num_bytes) = (from.cast::<u8>(), to.as_mut_ptr().cast(), size_of_val(to));
         // SAFETY: by this function's contract; scratch memory is not the cache's.
-        return unsafe { from.copy_to_nonoverlapping(to.as_mut_ptr(), to.len()) };
+        return unsafe { from.copy_to_nonoverlapping(to, num_bytes) };
     }
     let mut from = from;
     for to in to {
         // SAFETY: by this function's contract.
-        *to = unsafe { *from };
+        *to = unsafe { from.read_unaligned() };
         from = from.wrapping_offset(stride);
     }
 }
@@ -161,6 +164,7 @@ unsafe fn copy_strided(from: *const f32, stride: isize, to: &mut [f32]) {
 mod tests {
     use super::*;
     use crate::plan::Table;
+    use crate::view::Format;
 
     fn unit(seen: Range<usize>) -> Unit {
         Unit { tokens: 0..1, table: Table { start: 0, first_block: 0 }, kv_heads: 0..1, segments: 0..1, seen }
@@ -180,5 +184,54 @@ mod tests {
         assert_eq!(read_positions(&unit(70..100), 64), 70..100);
         assert_eq!(read_positions(&unit(70..100), 128), 128..128);
         assert_eq!(read_positions(&unit(0..1000), 128), 128..192);
+    }
+
+    #[test]
+    fn scales_are_copied_and_asked_for_wherever_they_lie() {
+        let memory: Vec<f32> = (0..240).map(|number| number as f32).collect();
+        let of_stride = |stride: isize| ScalesView {
+            address: memory.as_ptr().cast_mut(),
+            strides: [80 * stride, 40 * stride, 20 * stride, stride],
+        };
+        for stride in [1, 2] {
+            let scales = of_stride(stride);
+            let [mut keys, mut values] = [[-1.0; SPAN]; 2];
+            let mut one = unit(2..5);
+            one.table.start = 1;
+            // SAFETY: block 1's three scales of either side of head 1 lie in the memory.
+            unsafe { read_scales(&one, &[9, 0], 20, 0, 1, &scales, [&mut keys, &mut values]) };
+            let wanted = |first: isize| {
+                (0..SPAN as isize).map(move |place| {
+                    if (2..5).contains(&place) { ((first + place) * stride) as f32 } else { 0.0 }
+                })
+            };
+            assert!(keys.into_iter().eq(wanted(20)), "{keys:?}");
+            assert!(values.into_iter().eq(wanted(60)), "{values:?}");
+        }
+        // SAFETY: one single can be read a byte behind the first one.
+        unsafe {
+            let mut found = [0.0];
+            copy_strided(memory.as_ptr().wrapping_byte_add(1), 1, &mut found);
+            let bytes: Vec<u8> = memory[..2].iter().flat_map(|number| number.to_ne_bytes()).collect();
+            assert_eq!(found[0].to_ne_bytes(), bytes[1..5]);
+        }
+    }
+
+    #[test]
+    fn the_scales_of_both_sides_are_asked_for_ahead() {
+        let cache = |address: usize| CacheView {
+            address: address as *mut u8,
+            shape: [2, 2, 16],
+            strides: [4096, 1024, 64],
+            head_dim: 64,
+            format: Format::Int8,
+        };
+        let scales = Scales::Token(ScalesView { address: 0x9_0000 as *mut f32, strides: [64, 32, 16, 1] });
+        let mut one = unit(0..16);
+        one.kv_heads = 0..2;
+        let mut ahead = Ahead::default();
+        look_ahead(&one, &[1], [&cache(0x1_0000), &cache(0x2_0000)], &scales, 0, &mut ahead);
+        let wanted = [(0x1_1000, 32), (0x9_0100, 2), (0x2_1000, 32), (0x9_0180, 2)];
+        assert_eq!(ahead.listed(), wanted);
     }
 }

@@ -198,7 +198,7 @@ impl<'a> UnitRun<'a> {
         unsafe {
             part.write_mean(out.head_dim, value_scale, out.format, out.row(token.index, head));
             if let Some(view) = self.call.log_sum_exp {
-                view.entry(token.index, head).write(part.log_sum_exp());
+                view.entry(token.index, head).write_unaligned(part.log_sum_exp());
             }
         }
     }

@@ -57,8 +57,8 @@ impl Simd for Avx512 {
         multiply_add(a: __m512, b: __m512, c: __m512) -> __m512 { _mm512_fmadd_ps(a, b, c) }
         max(a: __m512, b: __m512) -> __m512 { _mm512_max_ps(a, b) }
         min(a: __m512, b: __m512) -> __m512 { _mm512_min_ps(a, b) }
-        /* The rest of an infinity is 0, and the scaling below takes any exponent. */
         split(a: __m512) -> [__m512; 2] { {
+            // The rest of an infinity is 0, and the scaling takes any exponent.
             let rest = _mm512_reduce_ps::<0>(a);
             [_mm512_sub_ps(a, rest), rest]
         } }

@@ -9,17 +9,22 @@ use super::{Arithmetic, MOST_LANES, Simd};
 use crate::element::Element;
 use crate::view::Format;
 
-/// AVX-512 with BF16 and VBMI is there.
+/// AVX-512 with BF16 is there; for caches of bytes VBMI, too.
 #[derive(Clone, Copy)]
 pub(crate) struct Avx512Bf16(Avx512);
 
 impl Avx512Bf16 {
     pub(crate) fn detect() -> bool {
-        Avx512::detect() && is_x86_feature_detected!("avx512bf16") && is_x86_feature_detected!("avx512vbmi")
+        Avx512::detect() && is_x86_feature_detected!("avx512bf16")
+    }
+
+    /// Whether bytes can be looked up, too.
+    pub(crate) fn detect_bytes() -> bool {
+        Avx512Bf16::detect() && is_x86_feature_detected!("avx512vbmi")
     }
 
     /// # Safety
-    /// `detect` returned true.
+    /// `detect` returned true; `detect_bytes`, if bytes are loaded.
     pub(crate) unsafe fn assume() -> Avx512Bf16 {
         // SAFETY: `detect` asks for AVX-512, too.
         Avx512Bf16(unsafe { Avx512::assume() })
@@ -113,7 +118,7 @@ impl Avx512Bf16 {
     fn widened<E: Element>(self, bytes: __m512i) -> [__m512i; 2] {
         let is_int8 = matches!(E::FORMAT, Format::Int8);
         let table = if is_int8 { &Magnitudes::INT8 } else { &Magnitudes::FP8 };
-        // SAFETY: a value of this type exists only where the instructions do; the tables are vectors of bytes.
+        // SAFETY: whoever loads bytes has seen that the instructions exist; the tables are vectors of bytes.
         unsafe {
             let [low, more_low, high, more_high] = transmute::<Magnitudes, [__m512i; 4]>(*table);
             let magnitude = if is_int8 { _mm512_abs_epi8(bytes) } else { bytes };
