@@ -375,6 +375,11 @@ impl PrefixCache {
         Cursor { published: 0, parent: NodeId::ROOT, generation: self.generation, has_ended: false }
     }
 
+    /// Where a sequence is of which nothing is published any more.
+    pub(crate) fn nowhere(&self) -> Cursor {
+        Cursor { has_ended: true, ..self.root() }
+    }
+
     /// How many of a sequence's first blocks may be given back when they left the window. Where no group keeps all
     /// positions, its last published block must stay: the next one hangs below it.
     pub fn droppable(&self, cursor: Cursor) -> usize {

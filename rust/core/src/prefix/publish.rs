@@ -31,7 +31,8 @@ impl Announced {
 impl PrefixCache {
     /// Makes a sequence's full blocks findable up to the first `num_tokens` of `tokens`. Where an equal block is published
     /// already, the table goes over to that one and gives its own back, unless a fork holds that too: then publishing goes on
-    /// in a later call, when the fork has let it go. Returns whether a table changed.
+    /// in a later call, when the fork has let it go, or ends, if no group keeps all positions. Returns whether a table
+    /// changed.
     pub fn publish(
         &mut self,
         tables: &mut [BlockTable],
@@ -67,6 +68,8 @@ impl PrefixCache {
                 break;
             }
             if found.is_some_and(|node| self.folds_for_one_holder_only(node, tables, cursor.published)) {
+                // Where no group keeps all positions, the blocks to come would be kept for as long as it waits.
+                cursor.has_ended = !self.keeps_all;
                 break;
             }
             let Some(node) = found.or_else(|| self.hang(fingerprint, key)) else {

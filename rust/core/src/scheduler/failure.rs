@@ -46,8 +46,8 @@ impl Scheduler {
             let sequence = &mut self.sequences[index];
             if bad.contains(&sequence.cursor.place()) {
                 (sequence.is_void, sequence.is_leaving) = (true, true);
-                // Where it stood is gone.
-                sequence.cursor = self.cache.root();
+                // Where it stood is gone, and nothing of it is published before it starts again.
+                sequence.cursor = self.cache.nowhere();
             }
         }
     }
