@@ -115,7 +115,9 @@ def check_options(scale: float | None, window: int | None, softcap: float | None
     if window is not None and (not isinstance(window, int) or window < 1):
         raise ValueError(f"window is {window!r}; it must be a whole number of tokens, 1 or more, or None")
     if softcap is not None and not LEAST_SOFTCAP <= softcap <= MOST_SCALE:
-        raise ValueError(f"softcap is {softcap}; it must be from {LEAST_SOFTCAP:g} to {MOST_SCALE:g}, or None")
+        raise ValueError(
+            f"softcap is {softcap}; it must be from {LEAST_SOFTCAP:g} to {MOST_SCALE:g}, or None"
+        )
 
 
 def check_no_grad(name: str, tensor: Tensor) -> None:
