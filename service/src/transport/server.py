@@ -99,8 +99,11 @@ class CallServer(Server):
 
     async def end(self) -> None:
         """Cancels what still runs and closes every connection, in bounded time."""
-        if self._server is None:
+        if self._arrivals is None:
             return
+        self.stop_listening()
+        with anyio.move_on_after(CLOSE_SECONDS):
+            await self._arrivals.wait_closed()  # who still begins is closed with the others
         self.close()
         await self._wait_for_handlers()
         for connection in list(self._connections):
