@@ -165,6 +165,22 @@ async def test_handshakes_in_progress_count_as_connections_and_must_come_to_an_e
         writer.close()
 
 
+async def test_nothing_is_kept_of_handshakes_that_failed(start_tls, eventually):
+    daemon = await start_tls()
+    server = daemon.daemon._server
+    for _ in range(5):
+        reader, writer = await asyncio.open_connection(*daemon.address.split(":"))
+        writer.write(b"GET / HTTP/1.1\r\n\r\n")
+        await reader.read()
+        writer.close()
+
+    async def have_left():
+        return server.num_connections == 0
+
+    await eventually(have_left)
+    assert not server._handlers
+
+
 async def test_an_end_amid_handshakes_comes(start_tls, eventually):
     daemon = await start_tls()
     reader, writer = await asyncio.open_connection(*daemon.address.split(":"))

@@ -32,6 +32,7 @@ class Arrivals:
         listener: a bound socket, which it owns.
         peers: count the connections, and refuse some.
         make_protocol: makes the protocol of an admitted connection of a peer.
+        forget: told of each protocol whose connection never began.
         handshake_seconds: how long TLS may take to begin.
 
     Attributes:
@@ -43,6 +44,7 @@ class Arrivals:
         listener: socket.socket,
         peers: Peers,
         make_protocol: Callable[[str], ServerProtocol],
+        forget: Callable[[ServerProtocol], None],
         tls: ssl.SSLContext | None,
         handshake_seconds: float,
     ) -> None:
@@ -51,6 +53,7 @@ class Arrivals:
         self._listener = listener
         self._peers = peers
         self._make_protocol = make_protocol
+        self._forget = forget
         self._handshake_seconds = handshake_seconds
         self._beginning: dict[asyncio.Task[None], ServerProtocol] = {}
         self._loop = asyncio.get_running_loop()
@@ -129,3 +132,4 @@ class Arrivals:
         del self._beginning[task]
         if not protocol.has_begun:  # else it leaves when it is lost
             self._peers.leave(peer)
+            self._forget(protocol)
