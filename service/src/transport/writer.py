@@ -42,11 +42,13 @@ class TickWriter:
             self._transport.abort()
 
     def close(self) -> None:
-        """Sends what waits and closes; a peer that does not take it within LINGER_SECONDS is cut off."""
+        """Sends what waits and closes; a peer that takes longer than LINGER_SECONDS is cut off.
+
+        It may not take what is sent, or, under TLS, never answer the goodbye.
+        """
         self.flush()
         self._transport.close()
-        if self._transport.get_write_buffer_size():
-            self._loop.call_later(LINGER_SECONDS, self._transport.abort)
+        self._loop.call_later(LINGER_SECONDS, self._transport.abort)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
