@@ -2,6 +2,8 @@
 
 import asyncio
 import re
+import resource
+import socket
 import threading
 import urllib.error
 import urllib.request
@@ -159,6 +161,29 @@ async def test_calls_are_counted_by_status(start_daemon, collect):
     assert value(samples, "calls_total", "OK") == value(samples, "calls_total", "INVALID_ARGUMENT") == 1
 
 
+async def test_a_scrape_that_no_file_is_left_for_is_taken_a_moment_later(start_daemon, monkeypatch):
+    host, port = (await start_daemon(metrics_port=0)).daemon.metrics_address.split(":")
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    pauses = []
+
+    def end_scarcity(seconds):
+        pauses.append(seconds)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+    monkeypatch.setattr("pykv.service.metrics.endpoint.sleep", end_scarcity)
+    with socket.socket() as scrape:
+        scrape.settimeout(2)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
+        try:
+            scrape.connect((host, int(port)))
+            scrape.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+            assert b"200 OK" in await asyncio.to_thread(scrape.recv, 100)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert len(pauses) >= 1
+    assert all(seconds > 0.1 for seconds in pauses)
+
+
 async def test_a_port_that_is_taken_is_named(free_port_in_use, load_stub):
     daemon = Daemon(ServeOptions(port=0, metrics_port=free_port_in_use), load_stub)
     with pytest.raises(ConfigError, match=f"metrics cannot listen on 127.0.0.1, port {free_port_in_use}"):
@@ -167,8 +192,6 @@ async def test_a_port_that_is_taken_is_named(free_port_in_use, load_stub):
 
 @pytest.fixture
 def free_port_in_use():
-    import socket
-
     with socket.create_server(("127.0.0.1", 0)) as taken:
         yield taken.getsockname()[1]
 

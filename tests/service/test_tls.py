@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import socket
 import ssl
 
 import pytest
@@ -13,6 +14,7 @@ from pykv.errors import ConfigError
 from pykv.sampling import SamplingParams
 from pykv.service.options import ServeOptions
 from pykv.service.tls import TlsFiles
+from pykv.service.transport.server import CLOSE_SECONDS
 
 pytestmark = pytest.mark.asyncio
 
@@ -165,6 +167,22 @@ async def test_handshakes_in_progress_count_as_connections_and_must_come_to_an_e
         writer.close()
 
 
+async def test_nothing_is_kept_of_handshakes_that_failed(start_tls, eventually):
+    daemon = await start_tls()
+    server = daemon.daemon._server
+    for _ in range(5):
+        reader, writer = await asyncio.open_connection(*daemon.address.split(":"))
+        writer.write(b"GET / HTTP/1.1\r\n\r\n")
+        await reader.read()
+        writer.close()
+
+    async def have_left():
+        return server.num_connections == 0
+
+    await eventually(have_left)
+    assert not server._handlers
+
+
 async def test_an_end_amid_handshakes_comes(start_tls, eventually):
     daemon = await start_tls()
     reader, writer = await asyncio.open_connection(*daemon.address.split(":"))
@@ -177,6 +195,28 @@ async def test_an_end_amid_handshakes_comes(start_tls, eventually):
         await daemon.stop()
         assert await reader.read() == b""
     writer.close()
+
+
+async def test_a_client_that_never_answers_the_goodbye_of_tls_does_not_hold_the_end_up(
+    start_tls, authority, monkeypatch, eventually
+):
+    monkeypatch.setattr("pykv.service.transport.writer.LINGER_SECONDS", 0.05)
+    daemon = await start_tls()
+    host, port = daemon.address.split(":")
+
+    def connect():
+        return tls_context(authority.file).wrap_socket(
+            socket.create_connection((host, int(port))), server_hostname=host
+        )
+
+    with await asyncio.to_thread(connect):
+
+        async def has_begun():
+            return len(daemon.daemon._server._connections) == 1
+
+        await eventually(has_begun)
+        async with asyncio.timeout(CLOSE_SECONDS / 2):
+            await daemon.stop()
 
 
 async def test_an_end_with_open_connections_comes(start_tls, authority):

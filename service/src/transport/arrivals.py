@@ -32,6 +32,7 @@ class Arrivals:
         listener: a bound socket, which it owns.
         peers: count the connections, and refuse some.
         make_protocol: makes the protocol of an admitted connection of a peer.
+        forget: told of each protocol whose connection never began.
         handshake_seconds: how long TLS may take to begin.
 
     Attributes:
@@ -43,6 +44,7 @@ class Arrivals:
         listener: socket.socket,
         peers: Peers,
         make_protocol: Callable[[str], ServerProtocol],
+        forget: Callable[[ServerProtocol], None],
         tls: ssl.SSLContext | None,
         handshake_seconds: float,
     ) -> None:
@@ -51,21 +53,29 @@ class Arrivals:
         self._listener = listener
         self._peers = peers
         self._make_protocol = make_protocol
+        self._forget = forget
         self._handshake_seconds = handshake_seconds
-        self._beginning: set[asyncio.Task[None]] = set()
+        self._beginning: dict[asyncio.Task[None], ServerProtocol] = {}
         self._loop = asyncio.get_running_loop()
         self._listen()
 
     def close(self) -> None:
-        """Takes no more connections, and gives those up that have not begun."""
+        """Takes no more connections, and gives the handshakes up that are not done.
+
+        A connection in plain text begins in the loop's next turn, and one that has begun is open like any other:
+        uvloop would close the socket of a task that is cancelled then, and never say that the connection is lost.
+        """
         if self._listener.fileno() >= 0:
             self._loop.remove_reader(self._listener)
             self._listener.close()
-        for task in self._beginning:
-            task.cancel()
+        if self.tls is None:
+            return
+        for task, protocol in self._beginning.items():
+            if not protocol.has_begun:
+                task.cancel()
 
     async def wait_closed(self) -> None:
-        """Returns once those that were given up are closed."""
+        """Returns once each connection that was accepted has begun or is closed."""
         if self._beginning:
             await asyncio.wait(self._beginning)
 
@@ -97,7 +107,7 @@ class Arrivals:
             return
         protocol = self._make_protocol(peer)
         task = asyncio.create_task(self._begin(connection, protocol))
-        self._beginning.add(task)
+        self._beginning[task] = protocol
         task.add_done_callback(lambda task: self._has_begun(task, protocol, peer))
 
     def _refuse(self, connection: socket.socket, peer: str, limit: str) -> None:
@@ -119,6 +129,7 @@ class Arrivals:
             )
 
     def _has_begun(self, task: "asyncio.Task[None]", protocol: ServerProtocol, peer: str) -> None:
-        self._beginning.discard(task)
+        del self._beginning[task]
         if not protocol.has_begun:  # else it leaves when it is lost
             self._peers.leave(peer)
+            self._forget(protocol)

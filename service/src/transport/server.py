@@ -63,7 +63,9 @@ class CallServer(Server):
     async def listen(self, listener: socket.socket, tls: ssl.SSLContext | None = None) -> None:
         """Takes connections of a bound socket, which it owns from now on."""
         handshake_seconds = min(HANDSHAKE_SECONDS, self._limits.request_seconds)
-        self._arrivals = Arrivals(listener, self._peers, self._make_protocol, tls, handshake_seconds)
+        self._arrivals = Arrivals(
+            listener, self._peers, self._make_protocol, self._forget, tls, handshake_seconds
+        )
         self._server = cast(asyncio.AbstractServer, self._arrivals)
         self._server_closed_fut = self._loop.create_future()
 
@@ -99,8 +101,11 @@ class CallServer(Server):
 
     async def end(self) -> None:
         """Cancels what still runs and closes every connection, in bounded time."""
-        if self._server is None:
+        if self._arrivals is None:
             return
+        self.stop_listening()
+        with anyio.move_on_after(CLOSE_SECONDS):
+            await self._arrivals.wait_closed()  # who still begins is closed with the others
         self.close()
         await self._wait_for_handlers()
         for connection in list(self._connections):
@@ -124,6 +129,10 @@ class CallServer(Server):
         return ServerProtocol(
             handler, self._config, self._h2_config, self._limits, self._connections, self._peers, peer
         )
+
+    def _forget(self, protocol: ServerProtocol) -> None:
+        """Drops the handler of a connection that never began: nothing else would ever close it."""
+        self._handlers.discard(cast(CallHandler, protocol.handler))
 
 
 def _configuration(limits: TransportLimits) -> Configuration:

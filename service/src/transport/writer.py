@@ -3,9 +3,13 @@
 import asyncio
 from typing import Any, cast
 
+import structlog
+
 __all__ = ["TickWriter"]
 
 LINGER_SECONDS = 2.0
+
+log = structlog.get_logger("pykv.service")
 
 
 class TickWriter:
@@ -27,17 +31,24 @@ class TickWriter:
         self._pending.append(data)
 
     def flush(self) -> None:
-        """Sends what waits."""
+        """Sends what waits; to a transport that is closed, nothing."""
         pending, self._pending = self._pending, []
-        if pending and not self._transport.is_closing():
+        if not pending or self._transport.is_closing():
+            return
+        try:
             self._transport.write(b"".join(pending))
+        except RuntimeError as error:  # uvloop's, where the socket is closed but the transport was never told
+            log.warning("connection closed", reason=str(error))
+            self._transport.abort()
 
     def close(self) -> None:
-        """Sends what waits and closes; a peer that does not take it within LINGER_SECONDS is cut off."""
+        """Sends what waits and closes; a peer that takes longer than LINGER_SECONDS is cut off.
+
+        It may not take what is sent, or, under TLS, never answer the goodbye.
+        """
         self.flush()
         self._transport.close()
-        if self._transport.get_write_buffer_size():
-            self._loop.call_later(LINGER_SECONDS, self._transport.abort)
+        self._loop.call_later(LINGER_SECONDS, self._transport.abort)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
