@@ -411,16 +411,14 @@ def headers_frame(stream_id, headers, more=b"", *, end_stream=True):
     return len(block).to_bytes(3, "big") + bytes([1, 4 + end_stream]) + stream_id.to_bytes(4, "big") + block
 
 
-async def open_with_a_call(daemon, raw_open, framed):
-    """A connection whose first call lasts until the engine goes on, and whose next one has the id 3."""
+async def begin_a_call(daemon, raw, framed):
+    """Begins call 1, which lasts until the engine goes on; 3 is the test's to send."""
     daemon.engine.hold()
-    raw = await raw_open(daemon.address)
     request = pb.GenerateRequest(token_ids=pb.TokenIds(ids=[5]), sampling=pb.SamplingParams(max_tokens=2))
     assert raw.request(GENERATE, framed(request)) == 1
     await raw.flush()
     raw.request(GENERATE, end_stream=False)
     raw.h2.data_to_send()  # not sent: the test says it in other words
-    return raw
 
 
 MALFORMED = {
@@ -434,15 +432,14 @@ MALFORMED = {
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize("headers", MALFORMED.values(), ids=MALFORMED)
-async def test_malformed_headers_reset_their_stream_alone(daemon, raw_open, framed, headers, caplog):
-    raw = await open_with_a_call(daemon, raw_open, framed)
+async def test_malformed_headers_reset_their_stream_alone(daemon, raw, framed, headers, caplog):
+    await begin_a_call(daemon, raw, framed)
     raw.writer.write(headers_frame(3, headers, end_stream=False) + b"\0\0\1\0\1\0\0\0\3x")
     reset = await raw.wait_for(h2.events.StreamReset)
     assert (reset.stream_id, reset.error_code) == (3, h2.errors.ErrorCodes.PROTOCOL_ERROR)
     daemon.engine.release()
     assert (await raw.status(1))[0] == 0
     assert not [record for record in caplog.records if record.levelname in ("WARNING", "ERROR")]
-    await raw.close()
 
 
 UNWELCOME = {
@@ -459,16 +456,15 @@ UNWELCOME = {
 @pytest.mark.parametrize("end_stream", [True, False])
 @pytest.mark.parametrize(("headers", "status", "message"), UNWELCOME.values(), ids=UNWELCOME)
 async def test_headers_that_are_refused_end_their_call_alone(
-    daemon, raw_open, framed, headers, status, message, end_stream, caplog
+    daemon, raw, framed, headers, status, message, end_stream, caplog
 ):
-    raw = await open_with_a_call(daemon, raw_open, framed)
+    await begin_a_call(daemon, raw, framed)
     raw.writer.write(headers_frame(3, USUAL | headers, end_stream=end_stream))
     received, text = await raw.status(3)
     assert (received, message in text) == (status, True)
     daemon.engine.release()
     assert (await raw.status(1))[0] == 0
     assert not [record for record in caplog.records if record.levelname in ("WARNING", "ERROR")]
-    await raw.close()
 
 
 @pytest.mark.asyncio
@@ -541,3 +537,30 @@ async def test_who_sends_much_at_once_leaves_the_others_their_turns(daemon, raw,
     assert len(set(turns)) > len(turns) // 2  # what was just read may share the turn of the last of before
     assert were_reading == ({True} if max_unfed == 2**18 else {True, False})
     assert connection._transport.is_reading()
+
+
+@pytest.mark.asyncio
+async def test_unfinished_messages_of_a_connection_are_bounded_together(
+    start_daemon, raw_open, framed, eventually
+):
+    """The window comes back while a message is read: alone it bounds nothing. One that is finished counts no more."""
+    daemon = await start_daemon(max_message_size=100_000)
+    raw = await raw_open(daemon.address)
+    part = framed(b"\xff" * 90_000, length=100_000)
+    (connection,) = daemon.daemon._server._connections
+
+    async def are_held():
+        return connection.connection.unfinished.num_bytes == 4 * 90_005
+
+    for _ in range(2):
+        begun = [await raw.send(GENERATE, part, end_stream=False) for _ in range(4)]
+        await eventually(are_held)
+        refused = await raw.send(GENERATE, part, end_stream=False)
+        message = "unfinished messages of more than 400000 bytes on this connection"
+        assert await raw.status(refused) == (8, message)
+        for stream_id in begun:
+            raw.h2.send_data(stream_id, bytes(10_000), end_stream=True)
+        await raw.flush()
+        assert [(await raw.status(stream_id))[0] for stream_id in begun] == [INVALID_ARGUMENT] * 4
+        assert connection.connection.unfinished.num_bytes == 0
+    await raw.close()

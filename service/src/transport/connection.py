@@ -22,7 +22,7 @@ from pykv.service.transport.headers import MAX_HEADER_BYTES, HeaderFault, fault_
 from pykv.service.transport.http2 import BoundedH2Connection
 from pykv.service.transport.limits import TransportLimits
 from pykv.service.transport.peers import Peers
-from pykv.service.transport.stream import BoundedStream
+from pykv.service.transport.stream import BoundedStream, UnfinishedMessages
 from pykv.service.transport.writer import TickWriter
 
 __all__ = ["ServerProtocol"]
@@ -52,6 +52,7 @@ class BoundedConnection(Connection):
         self._writer = writer
         self._limits = limits
         self.meter = meter
+        self.unfinished = UnfinishedMessages(limits)
 
     def feed(self, data: bytes) -> list[Event]:
         """What `data` says, without that for which nothing needs to be done.
@@ -75,7 +76,7 @@ class BoundedConnection(Connection):
         """The stream of a call that a client began."""
         if stream_id is None:
             raise ValueError("stream_id is None; allowed: the id that the client chose")
-        return BoundedStream(self, self.h2, self._writer, self._limits, stream_id)
+        return BoundedStream(self, self.h2, self._writer, self._limits, stream_id, self.unfinished)
 
 
 class CallEvents(EventsProcessor):
