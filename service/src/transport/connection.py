@@ -202,7 +202,7 @@ class ServerProtocol(H2Protocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Takes what the client sent; one that sends too many resets or control frames is sent away."""
+        """Takes what the client sent; one that sends too many resets, control frames or header fields is sent away."""
         meter = self.connection.meter
         if meter.is_overdrawn:
             return  # what still came before the connection was closed
