@@ -56,15 +56,15 @@ class RawConnection:
             self.h2.send_data(stream_id, data, end_stream=end_stream)
         return stream_id
 
-    async def send(self, path, data):
-        """Begins a call and sends all of its message, however long."""
+    async def send(self, path, data, *, end_stream=True):
+        """Begins a call and sends all of `data`, however long."""
         stream_id = self.request(path, end_stream=False)
         while data:
             size = min(
                 self.h2.local_flow_control_window(stream_id), self.h2.max_outbound_frame_size, len(data)
             )
             if size:
-                self.h2.send_data(stream_id, data[:size], end_stream=size == len(data))
+                self.h2.send_data(stream_id, data[:size], end_stream=end_stream and size == len(data))
                 data = data[size:]
                 await self.flush()
             else:

@@ -154,7 +154,7 @@ async def test_a_request_in_single_bytes_closes_its_connection(start_daemon, raw
     for _ in range(11_000):
         connection.h2.send_data(stream_id, b"x")
     await connection.flush()
-    assert await sent_away(connection) == (CALM, "too many resets or control frames")
+    assert await sent_away(connection) == (CALM, "too many resets, control frames or header fields")
     await still_serves(daemon.address)
     await connection.close()
 

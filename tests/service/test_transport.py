@@ -10,10 +10,12 @@ import h2.events
 import pytest
 from grpclib.protocol import Connection, EventsProcessor, H2Protocol, Stream
 from grpclib.server import Handler, Server
+from hpack import Encoder
 
 from pykv.service.protocol import engine_pb2 as pb
 from pykv.service.transport import TransportLimits
-from pykv.service.transport.connection import CallEvents
+from pykv.service.transport import connection as connection_module
+from pykv.service.transport.connection import BoundedConnection, CallEvents
 from pykv.service.transport.frame_meter import FrameMeter
 from pykv.service.transport.handler import CallHandler
 from pykv.service.transport.http2 import BoundedH2Connection
@@ -36,6 +38,7 @@ def test_the_private_parts_that_the_transport_stands_on_are_there():
     h2_connection = h2.connection.H2Connection()
     assert {"_frame_dispatch_table", "local_settings"} <= set(vars(h2_connection))
     assert {"MAX_CLOSED_STREAMS", "_receive_settings_frame"} <= set(dir(h2_connection))
+    assert "_update_encoding_context" in dir(h2_connection.decoder)
     assert hasattr(h2_connection, "highest_inbound_stream_id")
     assert h2_connection.encoder.table_size_changes == []
 
@@ -389,3 +392,175 @@ async def test_sizes_of_the_table_of_headers_are_heeded_and_not_collected(raw, d
         await raw.flush()
         assert (await raw.status(stream_id))[0] == INVALID_ARGUMENT
     assert raw.h2.decoder.header_table_size == 200
+
+
+USUAL = {
+    ":method": "POST",
+    ":scheme": "http",
+    ":path": GENERATE,
+    ":authority": "test",
+    "te": "trailers",
+    "content-type": "application/grpc",
+}
+TINY_FIELD = b"\x8f"  # an empty accept-charset, which HPACK knows
+
+
+def headers_frame(stream_id, headers, more=b"", *, end_stream=True):
+    """HEADERS as bytes, so that they may say what no client would; `more` is appended to the block."""
+    block = Encoder().encode(list(headers.items()), huffman=False) + more
+    return len(block).to_bytes(3, "big") + bytes([1, 4 + end_stream]) + stream_id.to_bytes(4, "big") + block
+
+
+async def begin_a_call(daemon, raw, framed):
+    """Begins call 1, which lasts until the engine goes on; 3 is the test's to send."""
+    daemon.engine.hold()
+    request = pb.GenerateRequest(token_ids=pb.TokenIds(ids=[5]), sampling=pb.SamplingParams(max_tokens=2))
+    assert raw.request(GENERATE, framed(request)) == 1
+    await raw.flush()
+    raw.request(GENERATE, end_stream=False)
+    raw.h2.data_to_send()  # not sent: the test says it in other words
+
+
+MALFORMED = {
+    "no method": {name: value for name, value in USUAL.items() if name != ":method"},
+    "no scheme": {name: value for name, value in USUAL.items() if name != ":scheme"},
+    "no path": {name: value for name, value in USUAL.items() if name != ":path"},
+    "an answer": {":status": "200"},
+    "nothing": {},
+}
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("headers", MALFORMED.values(), ids=MALFORMED)
+async def test_malformed_headers_reset_their_stream_alone(daemon, raw, framed, headers, caplog):
+    await begin_a_call(daemon, raw, framed)
+    raw.writer.write(headers_frame(3, headers, end_stream=False) + b"\0\0\1\0\1\0\0\0\3x")
+    reset = await raw.wait_for(h2.events.StreamReset)
+    assert (reset.stream_id, reset.error_code) == (3, h2.errors.ErrorCodes.PROTOCOL_ERROR)
+    daemon.engine.release()
+    assert (await raw.status(1))[0] == 0
+    assert not [record for record in caplog.records if record.levelname in ("WARNING", "ERROR")]
+
+
+UNWELCOME = {
+    "no ASCII": ({"x-user": "Jürgen"}, INVALID_ARGUMENT, "'x-user' is not ASCII"),
+    "a name of no ASCII": ({"é": "1"}, INVALID_ARGUMENT, "is not ASCII"),
+    "a path of no ASCII": ({":path": "/ü"}, INVALID_ARGUMENT, "':path' is not ASCII"),
+    "a timeout of no ASCII": ({"grpc-timeout": "1ü"}, INVALID_ARGUMENT, "'grpc-timeout' is not ASCII"),
+    "no base64": ({"x-bin": "A"}, INVALID_ARGUMENT, "'x-bin' is not base64"),
+    "too large": ({"x": "a" * 16_150}, 8, "allowed: 16384"),
+}
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("end_stream", [True, False])
+@pytest.mark.parametrize(("headers", "status", "message"), UNWELCOME.values(), ids=UNWELCOME)
+async def test_headers_that_are_refused_end_their_call_alone(
+    daemon, raw, framed, headers, status, message, end_stream, caplog
+):
+    await begin_a_call(daemon, raw, framed)
+    raw.writer.write(headers_frame(3, USUAL | headers, end_stream=end_stream))
+    received, text = await raw.status(3)
+    assert (received, message in text) == (status, True)
+    daemon.engine.release()
+    assert (await raw.status(1))[0] == 0
+    assert not [record for record in caplog.records if record.levelname in ("WARNING", "ERROR")]
+
+
+@pytest.mark.asyncio
+async def test_a_flood_of_tiny_header_fields_closes_its_connection_alone(raw, client, caplog):
+    """Each is one byte to send, and much more to read."""
+    flood = b"".join(headers_frame(number, USUAL, TINY_FIELD * 300) for number in range(1, 401, 2))
+    raw.writer.write(flood)
+    async with asyncio.timeout(20):
+        assert b"too many resets, control frames or header fields" in await raw.reader.read()
+    assert caplog.text.count("connection closed") == 1
+    assert await client.health() == "SERVING"
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("block", [b"\x20" * 3, TINY_FIELD * 2000], ids=["table sizes", "fields"])
+async def test_a_block_of_headers_that_is_no_honest_one_closes_its_connection(raw, block, client):
+    frame = len(block).to_bytes(3, "big") + b"\1\5\0\0\0\1" + block
+    raw.writer.write(frame)
+    with pytest.raises(ConnectionError):
+        await raw.status(1)
+    assert await client.health() == "SERVING"
+
+
+def test_the_headers_of_usual_calls_cost_nothing_and_large_ones_something():
+    limits = TransportLimits(control_frames_burst=10)
+    meter = FrameMeter(limits, lambda: 0.0)
+    meter.read(b"P" * 24)
+    for _ in range(50_000):
+        meter.read(b"\0\4\0\1\5\0\0\0\1" + bytes(1024))
+        meter.charge_fields(32)
+    meter.charge(10.0)
+    assert not meter.is_overdrawn
+    meter.read(b"\0\4\1\1\5\0\0\0\1" + bytes(1025))
+    assert meter.is_overdrawn
+    meter = FrameMeter(limits, lambda: 0.0)
+    meter.charge_fields(32 + 101)
+    assert meter.is_overdrawn
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("max_unfed", [2**18, 2**13], ids=["reading on", "pausing"])
+async def test_who_sends_much_at_once_leaves_the_others_their_turns(daemon, raw, monkeypatch, max_unfed):
+    """Of a burst each turn of the loop does a little, in order, and nothing is lost."""
+    monkeypatch.setattr(connection_module, "FEED_SECONDS", 0.0)
+    monkeypatch.setattr(connection_module, "MAX_UNFED_BYTES", max_unfed)
+    (connection,) = daemon.daemon._server._connections
+    loop, turn, fed, were_reading = asyncio.get_running_loop(), [0], [], set()
+    feed = BoundedConnection.feed
+
+    def remember(self, data):
+        fed.append((turn[0], len(data)))
+        were_reading.add(connection._transport.is_reading())
+        return feed(self, data)
+
+    def count():
+        turn[0] += 1
+        if turn[0] >= 0:
+            loop.call_soon(count)
+
+    monkeypatch.setattr(BoundedConnection, "feed", remember)
+    begun = [raw.request("/pykv.v1.Engine/None", bytes(64)) for _ in range(500)]
+    sent = raw.h2.data_to_send()
+    count()
+    raw.writer.write(sent)
+    assert [(await raw.status(stream_id))[0] for stream_id in begun] == [UNIMPLEMENTED] * 500
+    turns = [number for number, _ in fed]
+    turn[0] = -2  # counts no more
+    assert len(sent) > 10 * 4096
+    assert max(size for _, size in fed) <= 4096
+    assert len(set(turns)) > len(turns) // 2  # what was just read may share the turn of the last of before
+    assert were_reading == ({True} if max_unfed == 2**18 else {True, False})
+    assert connection._transport.is_reading()
+
+
+@pytest.mark.asyncio
+async def test_unfinished_messages_of_a_connection_are_bounded_together(
+    start_daemon, raw_open, framed, eventually
+):
+    """The window comes back while a message is read: alone it bounds nothing. One that is finished counts no more."""
+    daemon = await start_daemon(max_message_size=100_000)
+    raw = await raw_open(daemon.address)
+    part = framed(b"\xff" * 90_000, length=100_000)
+    (connection,) = daemon.daemon._server._connections
+
+    async def are_held():
+        return connection.connection.unfinished.num_bytes == 4 * 90_005
+
+    for _ in range(2):
+        begun = [await raw.send(GENERATE, part, end_stream=False) for _ in range(4)]
+        await eventually(are_held)
+        refused = await raw.send(GENERATE, part, end_stream=False)
+        message = "unfinished messages of more than 400000 bytes on this connection"
+        assert await raw.status(refused) == (8, message)
+        for stream_id in begun:
+            raw.h2.send_data(stream_id, bytes(10_000), end_stream=True)
+        await raw.flush()
+        assert [(await raw.status(stream_id))[0] for stream_id in begun] == [INVALID_ARGUMENT] * 4
+        assert connection.connection.unfinished.num_bytes == 0
+    await raw.close()

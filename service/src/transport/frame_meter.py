@@ -14,6 +14,10 @@ END_STREAM, END_HEADERS = 0x1, 0x4
 SMALL_DATA_BYTES = 256
 SMALL_COST = 0.1
 STREAMS_A_FRAME = 256
+FREE_BLOCK_BYTES = 1024
+BLOCK_BYTES_A_FRAME = 1024
+FREE_FIELDS = 32
+FIELD_COST = 0.1
 
 
 class FrameMeter:
@@ -22,7 +26,8 @@ class FrameMeter:
     A reset, SETTINGS, PING, PRIORITY, CONTINUATION, an unknown frame, and DATA that is empty and ends nothing cost
     1 each; a tenth costs WINDOW_UPDATE, since peers that read send many, and DATA of less than 256 bytes that ends
     nothing, since short messages are sent so. SETTINGS, of which each stream is told, cost 1 more for STREAMS_A_FRAME
-    of those. The rest is free: streams and windows bound it.
+    of those. HEADERS and CONTINUATION cost 1 more for BLOCK_BYTES_A_FRAME that they have beyond FREE_BLOCK_BYTES, and
+    a block FIELD_COST for each field beyond FREE_FIELDS. The rest is free: streams and windows bound it.
 
     Attributes:
         num_begun: frames that have begun, other than CONTINUATION.
@@ -69,6 +74,11 @@ class FrameMeter:
         if cost:
             self.charge(cost)
 
+    def charge_fields(self, num_fields: int) -> None:
+        """Takes what the fields of one block of headers cost."""
+        if num_fields > FREE_FIELDS:
+            self.charge((num_fields - FREE_FIELDS) * FIELD_COST)
+
     def _begin(self, kind: int, flags: int) -> None:
         self.num_begun += kind != CONTINUATION
         if kind in (HEADERS, CONTINUATION):
@@ -91,4 +101,6 @@ def _cost(kind: int, flags: int, size: int, num_streams: int) -> float:
         return SMALL_COST
     if kind == SETTINGS:
         return 1.0 + num_streams // STREAMS_A_FRAME
-    return 0.0 if kind == HEADERS else 1.0
+    if kind in (HEADERS, CONTINUATION):
+        return (kind == CONTINUATION) + max(size - FREE_BLOCK_BYTES, 0) / BLOCK_BYTES_A_FRAME
+    return 1.0

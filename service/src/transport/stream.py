@@ -6,16 +6,42 @@ import struct
 import anyio
 from grpclib.const import Status
 from grpclib.exceptions import GRPCError
-from grpclib.protocol import Connection, Stream
+from grpclib.protocol import Buffer, Connection, Stream
 from h2.connection import H2Connection
 
 from pykv.service.errors import ClientTooSlowError
 from pykv.service.transport.limits import TransportLimits
 from pykv.service.transport.writer import TickWriter
 
-__all__ = ["BoundedStream"]
+__all__ = ["BoundedStream", "UnfinishedMessages"]
 
+MAX_MESSAGES_UNFINISHED = 4  # of the largest size, on one connection
 PREFIX = struct.Struct(">BI")  # of each gRPC message: a flag for compression, the length in bytes
+
+
+class UnfinishedMessages:
+    """What one connection's calls hold of messages that are not complete.
+
+    Their windows come back while they are read, so that those bound nothing.
+
+    Attributes:
+        num_bytes: in all.
+    """
+
+    def __init__(self, limits: TransportLimits) -> None:
+        self._max_bytes = limits.max_message_bytes * MAX_MESSAGES_UNFINISHED
+        self.num_bytes = 0
+
+    def add(self, num_bytes: int) -> None:
+        """Counts bytes that came.
+
+        Raises:
+            GRPCError: RESOURCE_EXHAUSTED; there are too many now.
+        """
+        self.num_bytes += num_bytes
+        if self.num_bytes > self._max_bytes:
+            message = f"unfinished messages of more than {self._max_bytes} bytes on this connection"
+            raise GRPCError(Status.RESOURCE_EXHAUSTED, message)
 
 
 class BoundedStream(Stream):
@@ -34,20 +60,50 @@ class BoundedStream(Stream):
         writer: TickWriter,
         limits: TransportLimits,
         stream_id: int,
+        unfinished: UnfinishedMessages,
     ) -> None:
         super().__init__(connection, h2_connection, writer.as_transport(), stream_id=stream_id)
         self._limits = limits
+        self._unfinished = unfinished
+        self._num_unfinished_bytes = 0
         self._awaits_prefix = True
         self._awaits_request = True
         self._request_due = asyncio.get_running_loop().time() + limits.request_seconds
+
+    def init_stream(self, stream_id: int, connection: Connection) -> None:
+        """Sets what a stream has once its id is known: a buffer whose bytes are counted."""
+        super().init_stream(stream_id, connection)
+        self.buffer = Buffer(self._take)
 
     async def recv_data(self, size: int) -> bytes:
         """Reads `size` bytes: of a prefix and of a message, in turn.
 
         Raises:
-            GRPCError: the message is compressed, over the limit, or ends too early.
+            GRPCError: the message is compressed, over the limit, or ends too early, or the connection holds too much
+                of unfinished messages.
             ClientTooSlowError: it is the call's first message, and did not come within `request_seconds`.
         """
+        try:
+            data = await self._recv_part(size)
+        except BaseException:
+            self._release()
+            raise
+        if self._awaits_prefix:
+            self._release()
+        return data
+
+    def _take(self, num_bytes: int) -> None:
+        """Gives their window back and counts them."""
+        assert self.id is not None  # set when the stream was made
+        self.connection.ack(self.id, num_bytes)
+        self._num_unfinished_bytes += num_bytes
+        self._unfinished.add(num_bytes)
+
+    def _release(self) -> None:
+        self._unfinished.num_bytes -= self._num_unfinished_bytes
+        self._num_unfinished_bytes = 0
+
+    async def _recv_part(self, size: int) -> bytes:
         data = await self._read(size)
         if self._awaits_prefix and data:
             self._check_prefix(data)
