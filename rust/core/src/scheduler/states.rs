@@ -158,7 +158,7 @@ impl Scheduler {
     }
 
     /// A slot for a sequence's next checkpoint. What others would start again from goes for it only if they come later:
-    /// the step may fail, and then the first in order still has its last checkpoint and a slot for the next one.
+    /// the step may fail, and then the first in order still has its last checkpoint.
     fn begin_checkpoint(&mut self, index: SeqIndex) -> Option<StateSlot> {
         let Sequence { key, cursor, .. } = self.sequences[index];
         let slot = self.cache.begin_checkpoint(cursor);
