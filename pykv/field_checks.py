@@ -97,9 +97,18 @@ def instance_of(
     refuse(field, value, f"a {kind.__name__}", error)
 
 
+def _is_encodable(path: str) -> bool:
+    """Whether the file system has a name for it: a lone surrogate has none."""
+    try:
+        os.fsencode(path)
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def as_path(field: str, value: object) -> str | os.PathLike[str]:
     """Returns what can name a file."""
     path = os.fspath(value) if isinstance(value, (str, os.PathLike)) else None
-    if isinstance(path, str) and path and "\0" not in path:
+    if isinstance(path, str) and path and "\0" not in path and _is_encodable(path):
         return path
     refuse(field, value, "a path", RecordingError)

@@ -43,17 +43,23 @@ class Recording:
     """An open recording of a scheduler; ends with `close`, or with the `with` block.
 
     Raises:
-        RecordingError: the scheduler was used already: a recording must see every call.
+        RecordingError: the scheduler was used already, for a recording must see every call; it is being recorded; or
+            `path` is no path. No file was touched.
         OSError: the file cannot be written.
     """
 
     def __init__(self, native: _core.Scheduler, path: str | os.PathLike[str]) -> None:
         self._native = native
-        self._file = Path(as_path("path", path)).open("ab")  # noqa: SIM115  (closed by close)
+        path = Path(as_path("path", path))
         if not native.start_recording():
-            self._file.close()
-            raise RecordingError("the scheduler was used already: a recording starts before the first call")
-        self._file.truncate(0)
+            raise RecordingError(
+                "the scheduler was used already, or is being recorded: a recording starts before the first call"
+            )
+        try:
+            self._file = path.open("wb")
+        except BaseException:
+            native.stop_recording()
+            raise
 
     def write_pending(self, at_least: int = _CHUNK_BYTES) -> None:
         """Writes what was recorded since the last time, if it is at least so many bytes."""

@@ -390,7 +390,7 @@ class Scheduler:
         The file holds the prompts' and outputs' token ids.
 
         Raises:
-            RecordingError: the scheduler was used already, or `path` is no path.
+            RecordingError: the scheduler was used already or is being recorded, or `path` is no path.
             OSError: the file cannot be written.
         """
         self._recording = Recording(self._native, path)

@@ -75,6 +75,27 @@ def test_a_recording_must_see_every_call(tmp_path: Path) -> None:
     scheduler.submit([1])
     with pytest.raises(RecordingError, match="before the first call"):
         scheduler.record(tmp_path / "run.pykv")
+    assert not (tmp_path / "run.pykv").exists()
+
+
+def test_a_second_recording_is_refused_while_the_first_is_open(tmp_path: Path) -> None:
+    scheduler = Scheduler(SchedulerConfig(num_blocks=20))
+    with scheduler.record(tmp_path / "run.pykv"):
+        with pytest.raises(RecordingError, match="is being recorded"):
+            scheduler.record(tmp_path / "run.pykv")
+        scheduler.submit([1])
+    assert replay_recording(tmp_path / "run.pykv").num_calls == 1
+
+
+def test_a_file_that_cannot_be_written_leaves_the_scheduler_unrecorded(tmp_path: Path) -> None:
+    scheduler = Scheduler(SchedulerConfig(num_blocks=20))
+    with pytest.raises(FileNotFoundError):
+        scheduler.record(tmp_path / "missing" / "run.pykv")
+    with pytest.raises(RecordingError, match=r"path is .*ud800.: allowed is a path"):
+        scheduler.record("\ud800")
+    with scheduler.record(tmp_path / "run.pykv"):
+        scheduler.submit([1])
+    assert replay_recording(tmp_path / "run.pykv").num_calls == 1
 
 
 def test_a_refused_recording_leaves_the_file_as_it_was(tmp_path: Path) -> None:

@@ -97,9 +97,10 @@ impl RecordedScheduler {
         &mut self.scheduler
     }
 
-    /// Starts a recording, which must see every call. Returns whether it did: not after the first call.
+    /// Starts a recording, which must see every call. Returns whether it did: not after the first call, nor while there is
+    /// a recording.
     pub fn start_recording(&mut self) -> bool {
-        let fresh = self.calls == 0;
+        let fresh = self.calls == 0 && self.recording.is_none();
         if fresh {
             self.recording = Some(Writer::new(self.scheduler.config()));
         }

@@ -3,6 +3,7 @@
 
 mod support;
 
+use pykv_core::policy::order::QueueOrder;
 use pykv_core::prefix::PinQuota;
 use pykv_core::scheduler::{AdmissionPolicy, Outcome, Submission};
 use pykv_core::states::StateCounts;
@@ -315,4 +316,79 @@ fn steps_that_fail_time_and_again_keep_nobody_from_its_end() {
         }
     }
     assert_eq!(engine.outputs[&(request.get(), 0)], engine.expected(&tokens, 0, 10));
+}
+
+/// Has each of several prompts sampled to its end, while the step after every `num_good` that succeed fails. Returns how
+/// many steps that took.
+fn run_with_failures(
+    config: SchedulerConfig,
+    prompts: &[Vec<TokenId>],
+    max_tokens: usize,
+    num_good: usize,
+) -> usize {
+    let mut engine = Engine::new(config);
+    let requests: Vec<_> = prompts.iter().map(|tokens| engine.submit(tokens, max_tokens, 1)).collect();
+    let mut num_steps = 0;
+    while let Some(plan) = engine.plan() {
+        num_steps += 1;
+        assert!(num_steps < 2_000, "nothing makes progress");
+        let sampled = engine.compute(plan);
+        if num_steps % (num_good + 1) == 0 {
+            engine.scheduler.discard(plan.id).unwrap();
+        } else {
+            engine.apply(plan, &sampled, &vec![Outcome::Ok; sampled.len()], &[]);
+        }
+        engine.scheduler.check().unwrap();
+    }
+    for (request, tokens) in requests.iter().zip(prompts) {
+        assert_eq!(engine.outputs[&(request.get(), 0)], engine.expected(tokens, 0, max_tokens));
+    }
+    num_steps
+}
+
+#[test]
+fn a_step_that_fails_takes_no_checkpoint_from_who_would_start_again_there() {
+    // Every step in which all reach a block's end is followed by one that fails and would have filled as many slots.
+    for (num_seqs, num_spare) in [(2, 2), (2, 3), (4, 2), (4, 4), (8, 2), (8, 8)] {
+        let config = SchedulerConfig {
+            max_num_seqs: num_seqs,
+            max_num_batched_tokens: 8192,
+            max_chunk_tokens: 8192,
+            ..config(400, 1 + num_seqs + num_spare)
+        };
+        let prompts: Vec<_> = (0..num_seqs as u32).map(|seed| prompt(seed, 2)).collect();
+        run_with_failures(config, &prompts, 30, 1);
+    }
+}
+
+#[test]
+fn the_longest_prefix_does_not_come_before_who_was_set_back() {
+    let config = SchedulerConfig {
+        block_size: 8,
+        max_num_seqs: 5,
+        max_num_batched_tokens: 3,
+        max_chunk_tokens: 2,
+        max_model_len: 60,
+        checkpoint_every: 16,
+        queue_order: QueueOrder::LongestPrefix,
+        ..config(400, 20)
+    };
+    let prompts = [vec![1, 0, 1, 0, 1, 2, 1, 0], vec![1], vec![1, 0, 1, 0, 1, 2, 1, 0, 0]];
+    run_with_failures(config, &prompts, 50, 4);
+}
+
+#[test]
+fn what_left_a_window_serves_the_last_checkpoint_until_the_step_is_over() {
+    let groups = vec![LayerGroup::Full, LayerGroup::Window { tokens: 2 }];
+    let config = SchedulerConfig {
+        groups,
+        block_size: 2,
+        max_num_seqs: 1,
+        max_num_batched_tokens: 1,
+        max_chunk_tokens: 1,
+        max_model_len: 20,
+        checkpoint_every: 1,
+        ..config(6, 8)
+    };
+    run_with_failures(config, &[prompt(0, 5)], 1, 3);
 }

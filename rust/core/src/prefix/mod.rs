@@ -396,7 +396,7 @@ impl PrefixCache {
     }
 
     /// Whether a sequence may still publish.
-    fn goes_on(&self, cursor: Cursor) -> bool {
+    pub(crate) fn goes_on(&self, cursor: Cursor) -> bool {
         cursor.generation == self.generation && !cursor.has_ended
     }
 

@@ -55,6 +55,7 @@ use crate::policy::order::{QueueOrder, VirtualTime, priority_rank};
 use crate::policy::preemption::Costs;
 use crate::pool::BlockPool;
 use crate::prefix::{Media, PrefixCache, Retention, ScopeId};
+use crate::states::Home;
 use crate::table::BlockTable;
 use crate::units::{BlockSize, RequestId, Row};
 use buffers::Identity;
@@ -115,6 +116,10 @@ pub struct Scheduler {
     growths: Vec<Growth>,
     /// Those that may start in the step at hand.
     candidates: Vec<SeqIndex>,
+    /// Those that are at a place for a checkpoint behind the step at hand.
+    checkpointed: Vec<SeqIndex>,
+    /// The checkpoints that live sequences would start again from.
+    homes: BTreeMap<SeqKey, Home>,
 }
 
 impl Scheduler {
@@ -165,6 +170,8 @@ impl Scheduler {
             outputs: OutputEstimate::default(),
             growths: Vec::new(),
             candidates: Vec::new(),
+            checkpointed: Vec::new(),
+            homes: BTreeMap::new(),
             config,
         })
     }
@@ -354,6 +361,7 @@ impl Scheduler {
     fn end_sequence(&mut self, index: SeqIndex) {
         self.stop_running(index);
         let key = self.sequences[index].key;
+        self.leave_home(key);
         self.dequeue(key);
         let sequence = self.sequences.remove(index);
         let request = self.requests.get_mut(&key.request).expect("a live sequence has a request");

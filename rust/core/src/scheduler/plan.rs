@@ -217,7 +217,12 @@ impl Scheduler {
         candidates.clear();
         candidates.extend(self.waiting.values().take(MAX_CANDIDATES));
         if self.config.queue_order == QueueOrder::LongestPrefix && !self.must_not_be_passed() {
-            candidates.sort_by_cached_key(|&index| std::cmp::Reverse(self.probe(index).hits));
+            // Whom a failed step has set back comes first, in order: else each in turn would take the others' tokens, and
+            // nobody would get as far as its next checkpoint.
+            candidates.sort_by_cached_key(|&index| match self.sequences[index].setbacks {
+                0 => (1, std::cmp::Reverse(self.probe(index).hits)),
+                _ => (0, std::cmp::Reverse(0)),
+            });
         }
         candidates
     }
@@ -315,6 +320,10 @@ impl Scheduler {
         }
         for table in &mut sequence.tables {
             self.cache.extend(table, missing(table, needed))?;
+        }
+        if self.cache.has_states() {
+            // What left the windows since the last checkpoint stays findable: the step may fail.
+            return Ok(());
         }
         // What was given back is taken again at once, so that a prompt keeps what it was admitted with.
         for (table, wanted) in sequence.tables.iter_mut().zip(wanted) {

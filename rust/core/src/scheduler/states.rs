@@ -12,11 +12,11 @@
 
 use super::Scheduler;
 use super::config::SchedulerConfig;
-use super::sequence::{SeqIndex, Sequence};
+use super::sequence::{SeqIndex, SeqKey, Sequence};
 use super::step::Step;
 use crate::error::{Error, Result};
 use crate::policy::checkpoint::{chunk_end, takes_checkpoint};
-use crate::states::{StateArena, StateCopy, StateSlot};
+use crate::states::{Home, StateArena, StateCopy, StateSlot};
 
 /// Failed steps in a row from which on a sequence takes every checkpoint that it can: where a step computes less than what
 /// lies between two, it would start again for ever.
@@ -96,7 +96,17 @@ impl Scheduler {
     /// Whether so many slots can be had for sequences that start, besides the one that is kept to be read.
     pub(super) fn slots_fit(&self, num_samples: usize, relief: usize, keeps_checkpoint: bool) -> bool {
         let available = self.state_arena().map_or(usize::MAX, StateArena::available);
+        let available = available - usize::from(self.keeps_first_home());
         available.saturating_add(relief) >= num_samples + usize::from(keeps_checkpoint)
+    }
+
+    /// Whether a slot that can be had is not for who starts: the first in order shall find its checkpoint again. Only where
+    /// two slots are left when all rows run, so that nobody waits longer than until the step in flight has read its own.
+    fn keeps_first_home(&self) -> bool {
+        let Some(arena) = self.state_arena() else { return false };
+        let has_two = self.config.num_state_slots > self.config.max_num_seqs.saturating_add(2);
+        let first = self.homes.first_key_value().filter(|_| has_two && !self.running.is_empty());
+        first.is_some_and(|(_, &home)| arena.is_there(home) && arena.is_idle(home.slot))
     }
 
     /// Where a chunk over `start..end` of a sequence ends, so that a checkpoint can be taken.
@@ -126,6 +136,48 @@ impl Scheduler {
         states.reads = Some(source);
         states.parting = if is_further { self.block_size.tokens() * known } else { 0 };
         step.state_restores.push(StateCopy { source, target: states.working[0] });
+        self.come_home(index);
+    }
+
+    /// A sequence would start again from the checkpoint at its last published block.
+    fn come_home(&mut self, index: SeqIndex) {
+        let Sequence { key, cursor, .. } = self.sequences[index];
+        let before = self.homes.get(&key).copied();
+        if let Some(home) = self.cache.hold_checkpoint(cursor, before) {
+            self.homes.insert(key, home);
+        } else if before.is_some() {
+            self.homes.remove(&key);
+        }
+    }
+
+    /// A sequence is over.
+    pub(super) fn leave_home(&mut self, key: SeqKey) {
+        if let Some(home) = self.homes.remove(&key) {
+            self.cache.release_checkpoint(home);
+        }
+    }
+
+    /// A slot for a sequence's next checkpoint. What others would start again from goes for it only if they come later:
+    /// the step may fail, and then the first in order still has its last checkpoint.
+    fn begin_checkpoint(&mut self, index: SeqIndex) -> Option<StateSlot> {
+        let Sequence { key, cursor, .. } = self.sequences[index];
+        let slot = self.cache.begin_checkpoint(cursor);
+        if slot.is_some() || !self.cache.goes_on(cursor) {
+            return slot;
+        }
+        let arena = self.state_arena().expect("there are states");
+        let is_own = |home: &&Home| {
+            arena.is_there(**home) && !self.homes.range(..key).any(|(_, other)| other == *home)
+        };
+        let own = self.homes.get(&key).filter(is_own);
+        let is_of_later = |home: &&Home| is_own(home) && own.is_none_or(|own| own != *home);
+        let of_later = || self.homes.range(key..).rev().map(|(_, home)| home).filter(is_of_later);
+        // One that the step at hand reads is free when that is over: too late for this checkpoint, not for the next. Its
+        // own goes where there is room for one only.
+        let home = of_later().find(|home| arena.is_idle(home.slot)).or_else(|| of_later().next());
+        let home = *home.or(own.filter(|own| arena.is_idle(own.slot)))?;
+        self.cache.drop_held(home);
+        self.cache.begin_checkpoint(cursor)
     }
 
     /// Plans what is copied from the working slots when the step is computed. Comes last: a checkpoint takes no slot from a
@@ -135,18 +187,28 @@ impl Scheduler {
             return;
         }
         let takes_checkpoints = self.takes_checkpoints();
+        let mut takers = std::mem::take(&mut self.checkpointed);
+        takers.clear();
         for row in &step.rows {
-            let sequence = &mut self.sequences[row.sequence];
+            let sequence = &self.sequences[row.sequence];
             let source = sequence.states.working[0];
             let interval = self.config.checkpoint_tokens(sequence);
             let forks = sequence.states.working.iter().take(row.num_samples).skip(1);
             step.state_saves.extend(forks.map(|&target| StateCopy { source, target }));
             if takes_checkpoints && takes_checkpoint(sequence.num_planned, interval, sequence.states.parting)
             {
-                sequence.states.fills = self.cache.begin_checkpoint(sequence.cursor);
-                step.state_saves.extend(sequence.states.fills.map(|target| StateCopy { source, target }));
+                takers.push(row.sequence);
             }
         }
+        takers.sort_unstable_by_key(|&index| self.sequences[index].key);
+        for &index in &takers {
+            let fills = self.begin_checkpoint(index);
+            let states = &mut self.sequences[index].states;
+            states.fills = fills;
+            let source = states.working[0];
+            step.state_saves.extend(fills.map(|target| StateCopy { source, target }));
+        }
+        self.checkpointed = takers;
     }
 
     /// A sequence's step was computed and its blocks are published: the checkpoint that was copied is there.
@@ -161,6 +223,9 @@ impl Scheduler {
         }
         if let Some(slot) = sequence.states.fills.take() {
             self.cache.finish_checkpoint(slot, sequence.cursor, num_blocks);
+            if self.cache.goes_on(sequence.cursor) && sequence.cursor.published == num_blocks {
+                self.come_home(index);
+            }
         }
     }
 

@@ -34,6 +34,18 @@ struct Slot {
     role: Use,
     /// Sequences whose working slots the step in flight copies from it.
     readers: u32,
+    /// Sequences that would start again from it.
+    holders: u32,
+    /// Tells the checkpoints apart that a slot has held one after the other.
+    serial: u64,
+}
+
+/// The checkpoint that a sequence would start again from, for as long as it is there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Home {
+    /// Its slot.
+    pub slot: StateSlot,
+    serial: u64,
 }
 
 /// A slot that was handed out.
@@ -50,8 +62,11 @@ pub struct Taken {
 pub struct StateArena {
     slots: Vec<Slot>,
     free: Vec<StateSlot>,
-    /// Checkpoints that nobody reads.
+    /// Checkpoints that nobody reads, and that no sequence would start again from.
     idle: Recency,
+    /// Those that some sequence would start again from, and that nobody reads.
+    held: Recency,
+    next_serial: u64,
     num_working: usize,
 }
 
@@ -59,16 +74,18 @@ impl StateArena {
     /// An arena of `num_slots` slots, slot 0 included, all others free.
     pub fn new(num_slots: usize) -> Self {
         Self {
-            slots: vec![Slot { role: Use::Free, readers: 0 }; num_slots],
+            slots: vec![Slot { role: Use::Free, readers: 0, holders: 0, serial: 0 }; num_slots],
             free: (1..num_slots as u32).rev().map(StateSlot::new).collect(),
             idle: Recency::new(num_slots),
+            held: Recency::new(num_slots),
+            next_serial: 0,
             num_working: 0,
         }
     }
 
     /// Slots that can be had: free ones, and checkpoints that nobody reads.
     pub fn available(&self) -> usize {
-        self.free.len() + self.idle.len()
+        self.free.len() + self.idle.len() + self.held.len()
     }
 
     /// How many slots are in which state, in constant time.
@@ -84,27 +101,30 @@ impl StateArena {
 
     /// Whether a checkpoint can be evicted.
     pub(crate) fn is_idle(&self, slot: StateSlot) -> bool {
-        self.idle.contains(slot)
+        self.idle.contains(slot) || self.held.contains(slot)
     }
 
     pub(crate) fn is_checkpoint(&self, slot: StateSlot) -> bool {
         slot != StateSlot::INITIAL && self.role(slot) == Use::Checkpoint
     }
 
-    /// Takes a slot for a sequence that starts; the checkpoint used least recently goes if none is free.
+    /// Takes a slot for a sequence that starts. If none is free, the checkpoint used least recently goes; one that a
+    /// sequence would start again from only if there is no other.
     pub fn take(&mut self) -> Option<Taken> {
-        let taken = self.take_for(Use::Working)?;
+        let oldest = self.idle.oldest().or_else(|| self.held.oldest());
+        let taken = self.take_for(Use::Working, oldest)?;
         self.num_working += 1;
         Some(taken)
     }
 
-    /// Takes a slot that the step being planned fills with a checkpoint.
+    /// Takes a slot that the step being planned fills with a checkpoint. None if every checkpoint is read, or one that a
+    /// sequence would start again from: whether the step comes to anything is not known yet.
     pub fn begin_checkpoint(&mut self) -> Option<Taken> {
-        self.take_for(Use::Filling)
+        self.take_for(Use::Filling, self.idle.oldest())
     }
 
-    fn take_for(&mut self, role: Use) -> Option<Taken> {
-        let evicted = if self.free.is_empty() { self.idle.oldest() } else { None };
+    fn take_for(&mut self, role: Use, oldest: Option<StateSlot>) -> Option<Taken> {
+        let evicted = if self.free.is_empty() { oldest } else { None };
         if let Some(slot) = evicted {
             self.drop_checkpoint(slot);
         }
@@ -124,15 +144,43 @@ impl StateArena {
     /// The checkpoint that a slot was taken for is there.
     pub fn keep(&mut self, slot: StateSlot) {
         debug_assert_eq!(self.role(slot), Use::Filling, "{slot:?} is kept");
-        self.slots[slot.index()].role = Use::Checkpoint;
-        self.idle.push(slot);
+        self.next_serial += 1;
+        self.slots[slot.index()] =
+            Slot { role: Use::Checkpoint, readers: 0, holders: 0, serial: self.next_serial };
+        self.list(slot);
+    }
+
+    /// A sequence would start again from a checkpoint from now on, until [`release`](Self::release).
+    pub(crate) fn hold(&mut self, slot: StateSlot) -> Home {
+        debug_assert_eq!(self.role(slot), Use::Checkpoint, "{slot:?} is held");
+        let is_idle = self.unlist(slot);
+        self.slots[slot.index()].holders += 1;
+        if is_idle {
+            self.list(slot);
+        }
+        Home { slot, serial: self.slots[slot.index()].serial }
+    }
+
+    /// Whether what a sequence would start again from is still there.
+    pub(crate) fn is_there(&self, home: Home) -> bool {
+        self.role(home.slot) == Use::Checkpoint && self.slots[home.slot.index()].serial == home.serial
+    }
+
+    /// A sequence that held a checkpoint starts from another one, or is over. The checkpoint may be gone.
+    pub(crate) fn release(&mut self, home: Home) {
+        if !self.is_there(home) {
+            return;
+        }
+        let is_idle = self.unlist(home.slot);
+        self.slots[home.slot.index()].holders -= 1;
+        if is_idle {
+            self.list(home.slot);
+        }
     }
 
     /// The step being planned reads a checkpoint: it stays what it is until [`end_read`](Self::end_read).
     pub fn begin_read(&mut self, slot: StateSlot) {
-        if self.idle.contains(slot) {
-            self.idle.remove(slot);
-        }
+        self.unlist(slot);
         self.slots[slot.index()].readers += 1;
     }
 
@@ -144,7 +192,7 @@ impl StateArena {
         }
         match self.role(slot) {
             Use::Retired => self.set_free(slot),
-            _ => self.idle.push(slot),
+            _ => self.list(slot),
         }
     }
 
@@ -154,9 +202,24 @@ impl StateArena {
         if self.slots[slot.index()].readers > 0 {
             self.slots[slot.index()].role = Use::Retired;
         } else {
-            self.idle.remove(slot);
+            self.unlist(slot);
             self.set_free(slot);
         }
+    }
+
+    /// Lists a checkpoint that nobody reads as the one used last.
+    fn list(&mut self, slot: StateSlot) {
+        if self.slots[slot.index()].holders > 0 { self.held.push(slot) } else { self.idle.push(slot) }
+    }
+
+    /// Takes a checkpoint out of its list. Returns whether it was in one.
+    fn unlist(&mut self, slot: StateSlot) -> bool {
+        let is_held = self.held.contains(slot);
+        let is_listed = is_held || self.idle.contains(slot);
+        if is_listed {
+            if is_held { self.held.remove(slot) } else { self.idle.remove(slot) }
+        }
+        is_listed
     }
 
     fn role(&self, slot: StateSlot) -> Use {
@@ -189,7 +252,8 @@ impl StateArena {
         }
         read.iter().for_each(|slot| readers[slot.index()] += 1);
         for number in 1..self.slots.len() {
-            let (slot, Slot { role, readers: counted }) = (StateSlot::new(number as u32), self.slots[number]);
+            let (slot, Slot { role, readers: counted, holders, .. }) =
+                (StateSlot::new(number as u32), self.slots[number]);
             let is_cached = matches!(role, Use::Checkpoint | Use::Retired);
             if expected[number].map_or(!is_cached, |expected| expected != role) {
                 return Err(broken(slot, &format!("is {role:?}, and had as {:?}", expected[number])));
@@ -197,7 +261,9 @@ impl StateArena {
             if counted != readers[number] || (counted > 0 && !is_cached) {
                 return Err(broken(slot, &format!("counts {counted} readers of {}", readers[number])));
             }
-            if self.idle.contains(slot) != (role == Use::Checkpoint && counted == 0)
+            let is_idle = role == Use::Checkpoint && counted == 0;
+            if self.idle.contains(slot) != (is_idle && holders == 0)
+                || self.held.contains(slot) != (is_idle && holders > 0)
                 || (role == Use::Retired && counted == 0)
             {
                 return Err(broken(slot, "is an idle checkpoint or listed as one, not both"));

@@ -17,7 +17,7 @@
 mod arena;
 mod recency;
 
-pub use arena::{StateArena, StateCounts};
+pub use arena::{Home, StateArena, StateCounts};
 
 /// A place for the states of one sequence, or for a checkpoint of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
