@@ -107,7 +107,13 @@ DESCRIPTION = ModelDescription(
 
 
 async def serve_pykv(engine: StepEngine) -> None:
-    options = ServeOptions(port=0, drain_timeout=0.0, max_streams=2**16)
+    options = ServeOptions(  # all clients are one peer here
+        port=0,
+        drain_timeout=0.0,
+        max_streams=2**16,
+        max_connections_per_peer=4096,
+        connections_per_second=1e6,
+    )
     daemon = Daemon(options, lambda *_: ServedModel(engine, DESCRIPTION))
     await daemon.run()  # prints its address
 
