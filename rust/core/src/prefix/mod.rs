@@ -47,7 +47,7 @@ use partial::Heads;
 use pin::Pins;
 use retention::Tracked;
 use scope::Scopes;
-use tree::{Key, Tree};
+use tree::{Descent, Tree};
 
 /// How far a sequence's blocks are published: where the next one hangs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -428,12 +428,11 @@ impl PrefixCache {
         self.path.clear();
         // The blocks that each window's group has without a gap up to the node at hand; the others have all.
         let mut runs: SmallVec<[usize; 8]> = SmallVec::from_elem(0, self.windows.len());
-        let (mut parent, mut hits) = (NodeId::ROOT, 0);
+        let (mut way, mut hits) = (Descent::new(), 0);
         for run in tokens.chunks_exact(size.tokens()).take(max_blocks) {
             let (own, binding) = self.scopes.of_block(scope, self.path.len());
-            let Some(node) = self.tree.find(Key { parent, scope: own, binding, tokens: run }) else { break };
+            let Some(node) = self.tree.descend(&mut way, own, binding, run) else { break };
             self.path.push(node);
-            parent = node;
             let mut is_served = self.checkpoints.as_ref().is_none_or(|states| states.at(node).is_some());
             for (&group, run) in self.windows.iter().zip(&mut runs) {
                 let block = self.tree.blocks(node)[group];

@@ -124,10 +124,17 @@ impl Scopes {
     }
 
     /// What a sequence's block binds: a scope and its fingerprint, or [`ScopeId::UNBOUND`] and 0.
+    #[inline]
     pub(crate) fn of_block(&self, scope: ScopeId, index: usize) -> (ScopeId, u64) {
         if index > 0 && !scope.has_media() {
-            return (ScopeId::UNBOUND, 0);
+            (ScopeId::UNBOUND, 0)
+        } else {
+            self.of_bound_block(scope, index)
         }
+    }
+
+    /// The same of a first block, or where media are.
+    fn of_bound_block(&self, scope: ScopeId, index: usize) -> (ScopeId, u64) {
         let mut own = if index == 0 { scope } else { ScopeId::UNBOUND };
         if let Kind::Sequence { base, blocks } = &self.entry(scope).kind {
             own = if index == 0 { *base } else { ScopeId::UNBOUND };

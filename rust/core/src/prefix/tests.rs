@@ -52,6 +52,32 @@ fn a_prompt_run_again_hits_all_its_full_blocks() {
     assert_eq!(fixture.hits(&prompt(1, 10)), 0);
 }
 
+/// A lookup first tries the node where the last step of its way would lead once more.
+#[test]
+fn a_block_with_the_same_tokens_below_another_one_is_no_hit_where_the_next_is_looked_for_first() {
+    let mut fixture = fixture(16, u64::MAX);
+    let [a, b, x, c] = [0, 4, 8, 12].map(|first| prompt(first, 4));
+    for (number, prompt) in
+        [&a, &b, &[a.clone(), x].concat(), &[a.clone(), c.clone()].concat()].iter().enumerate()
+    {
+        fixture.run(prompt);
+        assert_eq!(fixture.cache.tree.num_numbers(), number + 2, "numbers rise by one");
+    }
+    assert_eq!(fixture.hits(&[a, c.clone()].concat()), 2);
+    // `b` is the second number, and two more is `c` below `a`.
+    assert_eq!(fixture.hits(&[b, c].concat()), 1);
+}
+
+#[test]
+fn a_block_that_was_evicted_is_no_hit_where_the_next_is_looked_for_first() {
+    let mut fixture = fixture(6, u64::MAX);
+    fixture.run(&prompt(0, 20));
+    assert_eq!(fixture.hits(&prompt(0, 20)), 5);
+    let mut table = BlockTable::starting_at(fixture.cache.pool(), 0);
+    fixture.cache.extend(&mut table, 2).unwrap();
+    assert_eq!(fixture.hits(&prompt(0, 20)), 3);
+}
+
 #[test]
 fn prompts_that_agree_in_low_bytes_or_digits_never_hit_each_other() {
     let mut fixture = fixture(32, u64::MAX);

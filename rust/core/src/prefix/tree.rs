@@ -34,6 +34,22 @@ pub(crate) struct Key<'a> {
     pub(crate) tokens: &'a [TokenId],
 }
 
+/// A way down the tree, and by how much its nodes' numbers rise. The blocks of a prompt are published one after the other,
+/// or in turn with those of its batch: the next node is mostly where the last step leads once more, and then nothing has
+/// to be hashed.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Descent {
+    node: NodeId,
+    stride: u32,
+}
+
+impl Descent {
+    /// From the root.
+    pub(crate) const fn new() -> Self {
+        Self { node: NodeId::ROOT, stride: 1 }
+    }
+}
+
 /// What a block begins with: below which node, in which scope, with which first tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Head<'a> {
@@ -231,6 +247,26 @@ impl Tree {
         self.children.find(self.spread(fingerprint), |&node| self.matches(node, key)).copied()
     }
 
+    /// Goes on to the node with exactly these tokens below where the way has come to, if there is one.
+    pub(crate) fn descend(
+        &self,
+        way: &mut Descent,
+        scope: ScopeId,
+        binding: u64,
+        tokens: &[TokenId],
+    ) -> Option<NodeId> {
+        let parent = way.node;
+        let key = Key { parent, scope, binding, tokens };
+        let guess = NodeId(parent.0.wrapping_add(way.stride));
+        if parent == NodeId::ROOT || !self.is_at(guess, key) {
+            way.node = self.find(key)?;
+            way.stride = way.node.0.wrapping_sub(parent.0);
+        } else {
+            way.node = guess;
+        }
+        Some(way.node)
+    }
+
     /// Hangs a node without blocks below its parent, or none if the tree holds as many as it may. No equal node is there.
     pub(crate) fn insert(&mut self, fingerprint: Fingerprint, key: Key<'_>) -> Option<NodeId> {
         if self.children.len() >= self.max_nodes {
@@ -287,6 +323,12 @@ impl Tree {
         id
     }
 
+    /// Whether a number is that of a node, and that node the one that is looked for.
+    fn is_at(&self, id: NodeId, key: Key<'_>) -> bool {
+        self.nodes.get(id.index()).is_some_and(|node| node.num_children != VACANT) && self.matches(id, key)
+    }
+
+    #[inline]
     fn matches(&self, id: NodeId, key: Key<'_>) -> bool {
         let node = &self.nodes[id.index()];
         node.parent == key.parent && node.scope == key.scope && self.tokens(id) == self.content(key.tokens)
