@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from pykv.attention import KvScales, copy_blocks
-from pykv.attention.transfer import LayerCache, transfer_blocks
+from pykv.attention.layer_cache import LayerCache
+from pykv.attention.transfer import transfer_blocks
 from pykv.errors import ConfigError
 from pykv.host_memory import anonymous_memory, available_bytes
 from pykv.kv_format import BF16, CodecFormat, DtypeFormat, KvFormat, checked_row_bytes, kv_format_of

@@ -23,8 +23,9 @@ functions of the same names. `torch_backend` is the specification. The whole con
 
 from pykv.attention.backends import Backend, backend_names
 from pykv.attention.front import copy_blocks, paged_attention, write_kv
+from pykv.attention.layer_cache import LayerCache
 from pykv.attention.scales import KvScales, dequantize
-from pykv.attention.transfer import LayerCache, transfer_blocks
+from pykv.attention.transfer import transfer_blocks
 
 __all__ = [
     "Backend",

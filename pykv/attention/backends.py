@@ -6,13 +6,12 @@ import functools
 import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from pykv.attention.transfer import LayerCache
+from pykv.attention.layer_cache import LayerCache
 
 BACKEND_NAMES = ("torch", "cpu", "triton")
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pykv.attention import torch_backend
-from pykv.attention.transfer import LayerCache
+from pykv.attention.layer_cache import LayerCache
 from pykv.kv_format import CodecFormat
 
 __all__ = ["CodecKernels"]

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from pykv._core import CpuAttention
+from pykv.attention.layer_cache import LayerCache
 from pykv.attention.scales import KvScales
-from pykv.attention.transfer import LayerCache
 
 FORMATS = {
     torch.float32: 0,

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from pykv.attention.layer_cache import LayerCache
 from pykv.attention.scales import KvScales, quantize, row_scales
-from pykv.attention.transfer import LayerCache
 
 
 def paged_attention(

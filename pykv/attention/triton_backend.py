@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from pykv.attention.transfer import LayerCache
+from pykv.attention.layer_cache import LayerCache
 from pykv.extras import needs_extra
 
 with needs_extra("the triton backend", "torch"):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from pykv.errors import UnsupportedModelError
-from pykv.layout import Config, KvLayer, Storage
+from pykv.kv_layer import Config, KvLayer, Storage
 from pykv.models.layer_windows import layer_kinds, layer_window
 from pykv.models.unread_fields import NotSaidError, refuse_unread_kv
 
@@ -25,6 +25,9 @@ TEXT_PARTS = ("text_config", "llm_config", "language_config", "decoder")
 LARGEST_FIELD = 2**40
 """Of any number in a config: what is larger is no model's."""
 MOST_LAYERS = 10_000
+
+
+_Field = TypeVar("_Field", bool, str)
 
 
 class ConfigFields:
@@ -63,10 +66,7 @@ class ConfigFields:
         Raises:
             UnsupportedModelError: it is something else.
         """
-        value = self._get(name)
-        if value is not None and not isinstance(value, bool):
-            raise UnsupportedModelError(f"check 'layout': {name} is {value!r}; allowed: true and false")
-        return value
+        return self._of_type(name, bool, "true and false")
 
     def text(self, name: str) -> str | None:
         """A field that is a text; None: it is missing.
@@ -74,10 +74,7 @@ class ConfigFields:
         Raises:
             UnsupportedModelError: it is something else.
         """
-        value = self._get(name)
-        if value is not None and not isinstance(value, str):
-            raise UnsupportedModelError(f"check 'layout': {name} is {value!r}; allowed: a text")
-        return value
+        return self._of_type(name, str, "a text")
 
     def number(self, name: str) -> int:
         """A whole number from 0 on; 0 where it is missing.
@@ -102,6 +99,12 @@ class ConfigFields:
         if not isinstance(value, list | tuple):
             raise UnsupportedModelError(f"check 'layout': {name} is {value!r}; allowed: a list of layers")
         return [_whole(name, layer, 0) for layer in value]
+
+    def _of_type(self, name: str, wanted: type[_Field], allowed: str) -> _Field | None:
+        value = self._get(name)
+        if value is None or isinstance(value, wanted):
+            return value
+        raise UnsupportedModelError(f"check 'layout': {name} is {value!r}; allowed: {allowed}")
 
 
 def read_layers(config: Config, storage: Storage) -> tuple[KvLayer, ...]:
