@@ -270,21 +270,29 @@ impl Scheduler {
             (sequence.high_water, sequence.setbacks) = (end, 0);
         }
         if self.config.enable_prefix_caching {
-            let Sequence { tables, cursor, scope, tokens, num_computed, .. } = sequence;
-            let later = self.in_flight.oldest();
-            let is_later = |place| {
-                let announced = later.into_iter().flat_map(|step| &step.announced);
-                announced.into_iter().any(|filled| filled.announced.place() == place)
-            };
-            if self.cache.publish_until(tables, cursor, *scope, tokens, *num_computed, is_later) {
-                self.next_epoch += 1;
-                sequence.epoch = self.next_epoch;
+            self.publish_computed(index);
+            while self.sequences[index].is_fork && self.fold_forks(index) {
+                self.publish_computed(index);
             }
         }
         self.states_computed(index);
         if again > 0 {
             self.totals.recomputed_tokens += again as u64;
             self.request_of(index).recomputed_tokens += again;
+        }
+    }
+
+    fn publish_computed(&mut self, index: SeqIndex) {
+        let sequence = &mut self.sequences[index];
+        let Sequence { tables, cursor, scope, tokens, num_computed, .. } = sequence;
+        let later = self.in_flight.oldest();
+        let is_later = |place| {
+            let announced = later.into_iter().flat_map(|step| &step.announced);
+            announced.into_iter().any(|filled| filled.announced.place() == place)
+        };
+        if self.cache.publish_until(tables, cursor, *scope, tokens, *num_computed, is_later) {
+            self.next_epoch += 1;
+            sequence.epoch = self.next_epoch;
         }
     }
 

@@ -15,6 +15,7 @@ mod buffers;
 mod check;
 mod config;
 mod failure;
+mod folding;
 mod in_flight;
 mod pages;
 mod partial;
