@@ -327,6 +327,7 @@ impl Scheduler {
             is_fork: true,
             shared_blocks: self.block_size.full_blocks(leader.num_computed),
             reuse_cached: leader.reuse_cached,
+            starts_cold: false,
             started_before: true,
             passed: 0,
             swapped: None,

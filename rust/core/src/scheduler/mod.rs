@@ -314,6 +314,7 @@ impl Scheduler {
             is_fork: false,
             shared_blocks: 0,
             reuse_cached: submission.reuse_cached && self.config.enable_prefix_caching,
+            starts_cold: false,
             started_before: false,
             passed: 0,
             swapped: None,

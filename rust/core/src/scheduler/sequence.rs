@@ -84,6 +84,8 @@ pub(super) struct Sequence {
     /// Blocks that it shared when it started: they are not its own to give back.
     pub(super) shared_blocks: usize,
     pub(super) reuse_cached: bool,
+    /// Whether it starts without what it would find, because that does not fit.
+    pub(super) starts_cold: bool,
     pub(super) started_before: bool,
     /// How often a sequence that came later started before it.
     pub(super) passed: usize,
@@ -114,6 +116,11 @@ impl Sequence {
         let num_blocks = size.blocks_for(self.tokens.len() + room);
         self.tokens.reserve_exact(room);
         self.tables.iter_mut().for_each(|table| table.reserve(num_blocks));
+    }
+
+    /// Whether it starts with what it finds in the cache.
+    pub(super) fn shares(&self) -> bool {
+        self.reuse_cached && !self.starts_cold
     }
 
     pub(super) fn row(&self) -> Row {
