@@ -43,9 +43,8 @@ impl Scheduler {
         if sequence.num_samples > self.free_rows.len() + relief.rows {
             return false;
         }
-        let num_samples = sequence.num_samples;
         let mut probe = self.probe(index);
-        if !self.slots_fit(num_samples, relief.rows, probe.idle_checkpoint) {
+        if !self.slots_fit(index, relief, probe.idle_checkpoint) {
             return false;
         }
         probe.idle_hits += relief.hits;

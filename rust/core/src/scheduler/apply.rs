@@ -139,12 +139,11 @@ impl Scheduler {
             if sequence.is_in_flight() || came_back {
                 continue;
             }
+            let is_lost = sequence.is_void || step.copied_for.contains(&index) || self.rests_on_step(index);
             if sequence.has_ended {
                 self.end_sequence(index);
-            } else if self.cache.has_states() {
-                self.sequences[index].setbacks += 1;
-                self.preempt_without_copy(index);
-            } else if sequence.is_void || step.copied_for.contains(&index) || self.rests_on_step(index) {
+            } else if is_lost || (self.cache.has_states() && !self.restore_state(index)) {
+                self.sequences[index].is_guarded = self.cache.has_states();
                 self.preempt_without_copy(index);
             }
         }
@@ -266,9 +265,7 @@ impl Scheduler {
         let sequence = &mut self.sequences[index];
         let again = end.min(sequence.high_water).saturating_sub(sequence.num_computed);
         sequence.num_computed = end;
-        if end > sequence.high_water {
-            (sequence.high_water, sequence.setbacks) = (end, 0);
-        }
+        sequence.high_water = sequence.high_water.max(end);
         if self.config.enable_prefix_caching {
             self.publish_computed(index);
             while self.sequences[index].is_fork && self.fold_forks(index) {
@@ -317,7 +314,7 @@ impl Scheduler {
             is_void: false,
             num_drafts: 0,
             high_water: leader.high_water,
-            setbacks: 0,
+            is_guarded: false,
             tables: leader.tables.iter().map(BlockTable::fork).collect(),
             cursor: leader.cursor,
             epoch,

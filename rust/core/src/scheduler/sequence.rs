@@ -68,8 +68,8 @@ pub(super) struct Sequence {
     pub(super) num_drafts: usize,
     /// The most tokens whose K and V it has held so far, computed or found: what lies below it is computed again.
     pub(super) high_water: usize,
-    /// How often a failed step took its states since it last got beyond `high_water`.
-    pub(super) setbacks: usize,
+    /// Whether a failed step ever took its state: as long as it is the first that runs, no other one does.
+    pub(super) is_guarded: bool,
     pub(super) tables: Tables,
     pub(super) cursor: Cursor,
     /// Changes whenever what stands in the tables' rows may have changed other than by growing.
