@@ -222,7 +222,13 @@ class PrefixCache:
         num_tokens: int,
         scope: bytes = b"",
     ) -> bool:
-        """Makes a table's full blocks findable: call it when their K and V were computed.
+        """Makes a table's full blocks findable, from the first on: call it when their K and V were computed.
+
+        Where an equal block is cached already, the table goes over to that one and gives its own back. A fork that
+        holds the table's own block keeps that from happening, since what both hold behind it would then hang below a
+        block that the fork does not hold: publishing stops there, and goes on in a call after the fork has gone. Until
+        then nothing behind that block is found (`probe` tells). Forks of blocks that nobody else has cached are no
+        obstacle: the first to publish them does so for all.
 
         Args:
             table: the sequence's blocks; published ones must not be written any more.
@@ -231,7 +237,7 @@ class PrefixCache:
             scope: as given to `share`.
 
         Returns:
-            Whether the table changed: where an equal block is cached already, the table goes over to that one.
+            Whether the table changed, because it went over to a cached block.
 
         Raises:
             InvalidRequestError: `num_tokens` passes the tokens or the blocks, or the table is another pool's.

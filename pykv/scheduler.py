@@ -354,7 +354,8 @@ class Scheduler:
         """Takes a step back that failed as a whole: nothing of it was computed.
 
         A step that was planned after it is discarded first. A state that the step has touched cannot be brought back:
-        with `num_state_slots`, the step's sequences start again from their last checkpoint.
+        with `num_state_slots`, the step's sequences start again from their last checkpoint; the first that runs does so
+        once at the most, and then goes on where it stood.
 
         Raises:
             StepError: the plan is not in flight.

@@ -57,7 +57,8 @@ class SchedulerConfig:
             learns what others have sent: for an operator's own eyes.
         num_state_slots: slots for the states of fixed size that the model's linear attention, SSM or short convolutions
             keep of each sequence, slot 0 (the initial state) included; 0: it has none. A running sequence works in one,
-            the others hold checkpoints for prefix hits. States are not swapped, rolled back or pinned:
+            the others hold checkpoints for prefix hits. At least 3, and 2 more than a request has samples: one is
+            needed to start again from when a step fails. States are not swapped, rolled back or pinned:
             `num_host_blocks`, `num_lookahead_tokens` and `max_pinned_blocks` must be 0 with them, and
             `max_steps_in_flight` 1.
         checkpoint_every: blocks from one place for a checkpoint of the states to the next; chunks of prompts end there.
@@ -196,8 +197,9 @@ def _check_groups(groups: tuple[int | None, ...]) -> None:
 def _check_states(config: SchedulerConfig) -> None:
     if config.num_state_slots == 0:
         return
-    if config.num_state_slots == 1:
-        raise ConfigError("num_state_slots is 1: allowed is 0, or at least 2: slot 0 is the initial state")
+    if config.num_state_slots < 3:
+        allowed = "0, or at least 3: the initial state, a slot to work in and one to start again from"
+        raise ConfigError(f"num_state_slots is {config.num_state_slots}: allowed is {allowed}")
     for field, why in (
         ("num_host_blocks", "states are not swapped, they are computed again"),
         ("num_lookahead_tokens", "a state cannot be cut back to before a draft"),

@@ -63,7 +63,8 @@ class StepBuffers:
         state_slots: int32 [max_num_seqs]; the slot of the states that batch row i reads and overwrites. Empty where
             num_state_slots is 0, as the next two are.
         state_restore_pairs: int64 [max_num_seqs, 2]; (source, target) slots of states to copy before the model runs, in
-            any order: of each sequence that starts, from its checkpoint or from slot 0, the initial state.
+            any order: of each sequence that starts, from its checkpoint or from slot 0, the initial state; and of one
+            that a step which fails must not set back, from the slot that it worked in before.
         state_save_pairs: int64 [max_num_seqs, 2]; (source, target) slots of states to copy after the model ran, in any
             order: checkpoints, and the working slots of samples that are forked off.
         sample_indices: int64 [max_num_samples]; after which of the step's tokens each sample is drawn;

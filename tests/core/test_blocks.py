@@ -184,6 +184,35 @@ def test_a_panic_in_a_function_becomes_an_exception() -> None:
         _core._panic()
 
 
+def test_publishing_waits_for_a_fork_that_holds_a_block_which_is_cached_already() -> None:
+    cache = make_cache()
+    prompt = list(range(12))
+    table = cache.share(prompt)[0]
+    cache.extend(table, 3)
+    fork = table.fork()
+    own = table.block_ids()
+    assert run(cache, prompt[:4]) == 0
+    assert not cache.publish(table, prompt, num_tokens=12)
+    assert (table.block_ids(), cache.probe(prompt)) == (own, 4)
+    del fork
+    gc.collect()
+    assert cache.publish(table, prompt, num_tokens=12)
+    assert (table.block_ids()[1:], cache.probe(prompt)) == (own[1:], 12)
+    cache.check()
+
+
+def test_forks_of_blocks_that_nobody_else_has_cached_publish_them_for_all() -> None:
+    cache = make_cache()
+    prompt = list(range(8))
+    table = cache.share(prompt)[0]
+    cache.extend(table, 2)
+    fork = table.fork()
+    assert not cache.publish(fork, prompt, num_tokens=8)
+    assert cache.probe(prompt) == 8
+    assert not cache.publish(table, prompt, num_tokens=8)
+    cache.check()
+
+
 def test_published_blocks_are_not_cut_off() -> None:
     cache = make_cache()
     table, _ = cache.share(list(range(9)))

@@ -131,7 +131,7 @@ def test_without_states_their_arrays_are_empty() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"num_state_slots": 1}, "num_state_slots is 1: allowed is 0, or at least 2"),
+        ({"num_state_slots": 2}, "num_state_slots is 2: allowed is 0, or at least 3"),
         ({"num_state_slots": -1}, "num_state_slots is -1"),
         ({"checkpoint_every": 0}, "checkpoint_every is 0"),
         (
@@ -150,9 +150,9 @@ def test_what_states_cannot_do_is_refused(options: dict[str, int], message: str)
 
 
 def test_more_samples_than_slots_are_refused() -> None:
-    scheduler = Scheduler(SchedulerConfig(num_blocks=20, num_state_slots=3))
+    scheduler = Scheduler(SchedulerConfig(num_blocks=20, num_state_slots=4))
     with pytest.raises(
-        InvalidRequestError, match=r"num_samples is 3: allowed is 1 to 2 \(of num_state_slots 3\)"
+        InvalidRequestError, match=r"num_samples is 3: allowed is 1 to 2 \(of num_state_slots 4\)"
     ):
         scheduler.submit([1], num_samples=3)
 

@@ -438,7 +438,7 @@ proptest! {
         tenant_cache_share in prop_oneof![Just(1.0), Just(0.2)],
         max_pinned in prop_oneof![Just(0usize), 0..12usize],
         // Slots of states besides slot 0, and blocks between their checkpoints; none in every other history.
-        states in prop_oneof![Just(None), (1..14usize, 1..4usize).prop_map(Some)],
+        states in prop_oneof![Just(None), (2..14usize, 1..4usize).prop_map(Some)],
         partial in prop_oneof![1 => Just(0usize), 2 => 1..4usize],
         actions in prop::collection::vec(action(), 1..120),
     ) {

@@ -3,6 +3,7 @@
 
 mod support;
 
+use pykv_core::policy::order::QueueOrder;
 use pykv_core::scheduler::{AdmissionPolicy, Submission};
 use pykv_core::{LayerGroup, SchedulerConfig, TokenId};
 use support::Engine;
@@ -154,4 +155,41 @@ fn who_waits_starts_when_windows_give_back_and_not_only_when_somebody_ends() {
         engine.step();
     }
     assert_eq!(engine.scheduler.stats().num_running, 2);
+}
+
+#[test]
+fn who_starts_without_its_hit_because_that_does_not_fit_has_all_its_blocks_counted_and_hits_later() {
+    // A window of 1 token: what a hit holds besides, the block that the next one hangs below, is one block too many.
+    let config = SchedulerConfig {
+        max_num_seqs: 2,
+        queue_order: QueueOrder::LongestPrefix,
+        ..config(8, &[window(1)])
+    };
+    let mut engine = Engine::new(config);
+    engine.submit(&prompt(0, 9), 1, 1);
+    engine.run();
+    // Paused, it holds two blocks: five are left.
+    let paused = engine.submit(&prompt(30, 7), 30, 1);
+    assert!(engine.step() && engine.scheduler.pause(paused));
+    assert_eq!(engine.scheduler.stats().blocks.active, 2);
+    engine.submit(&prompt(20, 3), 1, 1);
+    let tokens = [prompt(0, 8), prompt(9, 20)].concat();
+    let cold = engine.submit(&tokens, 12, 1);
+    assert_eq!(engine.scheduler.cached_tokens(&tokens, b""), 8);
+    (0..4).for_each(|_| assert!(engine.step()));
+    let hit_tokens = engine.scheduler.stats().hit_tokens;
+    // Who comes next takes its row from it, and leaves its blocks in the cache.
+    engine.scheduler.pause(cold);
+    for seed in 40..42 {
+        engine.submit(&prompt(seed, 3), 2, 1);
+    }
+    engine.run();
+    engine.scheduler.resume(cold);
+    engine.scheduler.resume(paused);
+    engine.run();
+    let summary = engine.ended.iter().find(|summary| summary.request == cold).unwrap();
+    assert_eq!((hit_tokens, summary.cached_tokens), (0, 0));
+    assert_eq!((summary.misses.cap, summary.misses.never_seen), (2, 5), "all of its full blocks");
+    assert_eq!((summary.preemptions, summary.recomputed_tokens < 28), (1, true), "{summary:?}");
+    assert_eq!(engine.outputs[&(cold.get(), 0)], engine.expected(&tokens, 0, 12));
 }

@@ -251,28 +251,26 @@ fn sequences_wait_for_slots_as_they_do_for_rows() {
 }
 
 #[test]
-fn a_prompt_that_cannot_keep_its_checkpoint_and_work_beside_it_starts_without() {
-    let mut engine = Engine::new(config(200, 2));
-    assert_eq!(run(&mut engine, &prompt(0, 20), 1), 0);
-    assert_eq!(counts(&mut engine), (1, 0, 0), "the only slot was worked in");
-    let mut engine = Engine::new(config(200, 3));
-    assert_eq!(run(&mut engine, &prompt(0, 20), 1), 0);
-    assert_eq!(counts(&mut engine), (1, 0, 1));
-    let tokens = prompt(0, 24);
-    let request = engine.submit(&tokens, 3, 2);
-    engine.run();
-    for child in 0..2 {
-        assert_eq!(engine.outputs[&(request.get(), child)], engine.expected(&tokens, child.into(), 3));
+fn the_fewest_slots_are_enough_for_as_many_samples_as_may_be_and_their_hit() {
+    for (num_slots, num_samples) in [(3, 1), (5, 3)] {
+        let mut engine = Engine::new(config(200, num_slots));
+        assert_eq!(run(&mut engine, &prompt(0, 20), 1), 0);
+        let tokens = prompt(0, 24);
+        let request = engine.submit(&tokens, 3, num_samples);
+        engine.run();
+        for child in 0..num_samples as u32 {
+            assert_eq!(engine.outputs[&(request.get(), child)], engine.expected(&tokens, child.into(), 3));
+        }
+        assert_eq!(engine.ended.pop().unwrap().cached_tokens, 16, "{num_slots} slots");
     }
-    assert_eq!(engine.ended.pop().unwrap().cached_tokens, 0);
 }
 
 #[test]
 fn more_samples_than_slots_are_refused() {
-    let mut engine = Engine::new(config(200, 3));
+    let mut engine = Engine::new(config(200, 4));
     let submission = Submission { num_samples: 3, ..Submission::new(&[1, 2]) };
     let error = engine.scheduler.submit(submission).unwrap_err().to_string();
-    assert!(error.contains("num_samples is 3: allowed is 1 to 2 (of num_state_slots 3)"), "{error}");
+    assert!(error.contains("num_samples is 3: allowed is 1 to 2 (of num_state_slots 4)"), "{error}");
 }
 
 #[test]
@@ -280,6 +278,7 @@ fn what_states_cannot_do_is_refused() {
     let pinned = PinQuota { blocks: 2, blocks_per_tenant: 2 };
     for (config, field) in [
         (config(20, 1), "num_state_slots is 1"),
+        (config(20, 2), "num_state_slots is 2: allowed is 0, or at least 3"),
         (SchedulerConfig { num_host_blocks: 8, ..config(20, 4) }, "num_host_blocks is 8: allowed is 0"),
         (
             SchedulerConfig { num_lookahead_tokens: 2, ..config(20, 4) },
@@ -347,7 +346,7 @@ fn run_with_failures(
 }
 
 #[test]
-fn a_step_that_fails_takes_no_checkpoint_from_who_would_start_again_there() {
+fn failures_where_all_reach_a_blocks_end_keep_nobody_from_its_end() {
     // Every step in which all reach a block's end is followed by one that fails and would have filled as many slots.
     for (num_seqs, num_spare) in [(2, 2), (2, 3), (4, 2), (4, 4), (8, 2), (8, 8)] {
         let config = SchedulerConfig {
@@ -362,7 +361,7 @@ fn a_step_that_fails_takes_no_checkpoint_from_who_would_start_again_there() {
 }
 
 #[test]
-fn the_longest_prefix_does_not_come_before_who_was_set_back() {
+fn the_longest_prefix_first_keeps_nobody_from_its_end() {
     let config = SchedulerConfig {
         block_size: 8,
         max_num_seqs: 5,

@@ -141,8 +141,8 @@ impl PrefixCache {
         self.states().take(true)
     }
 
-    /// Has a sequence hold the checkpoint at its last published block, if there is one: none but a sequence that starts
-    /// makes it go, as long as there is another. `before` is what it held until now.
+    /// Has a sequence hold the checkpoint at its last published block, if there is one: it goes after those that nobody
+    /// holds. `before` is what it held until now.
     pub fn hold_checkpoint(&mut self, cursor: Cursor, before: Option<Home>) -> Option<Home> {
         let checkpoints = self.states();
         let home = checkpoints.at(cursor.parent).map(|slot| checkpoints.arena.hold(slot));
@@ -155,16 +155,8 @@ impl PrefixCache {
         self.states().arena.release(home);
     }
 
-    /// Makes a checkpoint go that a sequence holds: its slot is free at once, or when the step being planned is over.
-    pub fn drop_held(&mut self, home: Home) {
-        let checkpoints = self.states();
-        let node = checkpoints.node_of[home.slot.index()];
-        checkpoints.evictions += 1;
-        checkpoints.forget(node);
-    }
-
     /// Takes a slot that the step being planned fills with the states at the end of the sequence's next block. None if
-    /// all are worked in, read or held, or if the sequence publishes no more.
+    /// all are worked in or read, or if the sequence publishes no more.
     pub fn begin_checkpoint(&mut self, cursor: Cursor) -> Option<StateSlot> {
         if self.goes_on(cursor) { self.states().take(false) } else { None }
     }

@@ -18,7 +18,8 @@ pub struct MissCounts {
     pub other_scope: usize,
     /// Being computed by a request that runs, and not in this very step.
     pub in_flight: usize,
-    /// Cached, and computed all the same: a prompt's last token always is.
+    /// Cached, and computed all the same: a prompt's last token always is, and so is all that a request could have shared
+    /// where it fits alone only without (a hit of windows can hold more blocks than the request needs).
     pub cap: usize,
 }
 

@@ -67,7 +67,7 @@ impl PrefixCache {
             if found.is_some_and(|node| !self.tree.is_computed(node) && is_later((node, self.generation))) {
                 break;
             }
-            if found.is_some_and(|node| self.folds_for_one_holder_only(node, tables, cursor.published)) {
+            if found.is_some_and(|node| !self.folds_for(node, tables, cursor.published, 1)) {
                 // Where no group keeps all positions, the blocks to come would be kept for as long as it waits.
                 cursor.has_ended = !self.keeps_all;
                 break;
@@ -150,16 +150,39 @@ impl PrefixCache {
         }
     }
 
-    /// Whether a fork would keep a block that a table gives up for the published one: what both hold behind it would hang
-    /// below a block that the fork does not hold.
-    fn folds_for_one_holder_only(&self, node: NodeId, tables: &[BlockTable], index: usize) -> bool {
-        self.tree.blocks(node).iter().zip(tables).any(|(&published, table)| {
+    /// Whether nobody but `num_holders` tables holds the blocks that they give up for the published ones: what a fork holds
+    /// besides would hang below a block that the fork does not hold.
+    pub(crate) fn folds_for(
+        &self,
+        node: NodeId,
+        tables: &[BlockTable],
+        index: usize,
+        num_holders: usize,
+    ) -> bool {
+        self.tree.blocks(node).iter().zip(tables).all(|(&published, table)| {
             let own = table.blocks()[index];
-            own != BlockId::NULL
-                && published != BlockId::NULL
-                && own != published
-                && self.pool.references(own) > 1
+            own == BlockId::NULL
+                || published == BlockId::NULL
+                || own == published
+                || self.pool.references(own) <= num_holders
         })
+    }
+
+    /// The node of a computed block that equals a sequence's next one to publish.
+    pub(crate) fn computed_twin(&self, cursor: Cursor, scope: ScopeId, tokens: &[TokenId]) -> Option<NodeId> {
+        let size = self.pool.block_size();
+        let start = cursor.published * size.tokens();
+        let tokens = tokens.get(start..start + size.tokens()).filter(|_| self.goes_on(cursor))?;
+        let (own, binding) = self.scopes.of_block(scope, cursor.published);
+        let node = self.tree.find(Key { parent: cursor.parent, scope: own, binding, tokens })?;
+        self.tree.is_computed(node).then_some(node)
+    }
+
+    /// Has tables go over to a published block of theirs.
+    pub(crate) fn go_over(&mut self, node: NodeId, tables: &mut [BlockTable], index: usize) {
+        for (group, table) in tables.iter_mut().enumerate() {
+            self.settle(node, group, table, index);
+        }
     }
 
     /// Gives a node a table's block, or the table the node's. Returns whether the table changed.

@@ -31,9 +31,9 @@ impl Scheduler {
         if !self.running.is_empty() || !self.sequences[index].reuse_cached {
             return false;
         }
-        self.sequences[index].reuse_cached = false;
+        self.sequences[index].starts_cold = true;
         let fits = self.fits(index, Relief::default());
-        self.sequences[index].reuse_cached = !fits;
+        self.sequences[index].starts_cold = fits;
         fits
     }
 
@@ -43,9 +43,8 @@ impl Scheduler {
         if sequence.num_samples > self.free_rows.len() + relief.rows {
             return false;
         }
-        let num_samples = sequence.num_samples;
         let mut probe = self.probe(index);
-        if !self.slots_fit(num_samples, relief.rows, probe.idle_checkpoint) {
+        if !self.slots_fit(index, relief, probe.idle_checkpoint) {
             return false;
         }
         probe.idle_hits += relief.hits;
@@ -92,7 +91,7 @@ impl Scheduler {
 
     /// Blocks that a sequence may share at most. Its last token is always computed: its logits are wanted.
     fn max_hits(&self, sequence: &Sequence) -> usize {
-        if sequence.reuse_cached { self.block_size.full_blocks(sequence.tokens.len() - 1) } else { 0 }
+        if sequence.shares() { self.block_size.full_blocks(sequence.tokens.len() - 1) } else { 0 }
     }
 
     /// Whether the worst moment to come fits the pool with one more sequence running. Alone, a sequence always fits.
@@ -167,6 +166,7 @@ impl Scheduler {
             sequence.rows.push(row);
             step.placed.push(Placed { request: key.request, child: key.child + child as u32, row });
         }
+        self.sequences[index].starts_cold = false;
         self.forget_deadline(key.request);
         self.count_hits(index, cached, copied);
         self.count_misses(key.request, &misses);

@@ -139,12 +139,11 @@ impl Scheduler {
             if sequence.is_in_flight() || came_back {
                 continue;
             }
+            let is_lost = sequence.is_void || step.copied_for.contains(&index) || self.rests_on_step(index);
             if sequence.has_ended {
                 self.end_sequence(index);
-            } else if self.cache.has_states() {
-                self.sequences[index].setbacks += 1;
-                self.preempt_without_copy(index);
-            } else if sequence.is_void || step.copied_for.contains(&index) || self.rests_on_step(index) {
+            } else if is_lost || (self.cache.has_states() && !self.restore_state(index)) {
+                self.sequences[index].is_guarded = self.cache.has_states();
                 self.preempt_without_copy(index);
             }
         }
@@ -266,25 +265,31 @@ impl Scheduler {
         let sequence = &mut self.sequences[index];
         let again = end.min(sequence.high_water).saturating_sub(sequence.num_computed);
         sequence.num_computed = end;
-        if end > sequence.high_water {
-            (sequence.high_water, sequence.setbacks) = (end, 0);
-        }
+        sequence.high_water = sequence.high_water.max(end);
         if self.config.enable_prefix_caching {
-            let Sequence { tables, cursor, scope, tokens, num_computed, .. } = sequence;
-            let later = self.in_flight.oldest();
-            let is_later = |place| {
-                let announced = later.into_iter().flat_map(|step| &step.announced);
-                announced.into_iter().any(|filled| filled.announced.place() == place)
-            };
-            if self.cache.publish_until(tables, cursor, *scope, tokens, *num_computed, is_later) {
-                self.next_epoch += 1;
-                sequence.epoch = self.next_epoch;
+            self.publish_computed(index);
+            while self.sequences[index].is_fork && self.fold_forks(index) {
+                self.publish_computed(index);
             }
         }
         self.states_computed(index);
         if again > 0 {
             self.totals.recomputed_tokens += again as u64;
             self.request_of(index).recomputed_tokens += again;
+        }
+    }
+
+    fn publish_computed(&mut self, index: SeqIndex) {
+        let sequence = &mut self.sequences[index];
+        let Sequence { tables, cursor, scope, tokens, num_computed, .. } = sequence;
+        let later = self.in_flight.oldest();
+        let is_later = |place| {
+            let announced = later.into_iter().flat_map(|step| &step.announced);
+            announced.into_iter().any(|filled| filled.announced.place() == place)
+        };
+        if self.cache.publish_until(tables, cursor, *scope, tokens, *num_computed, is_later) {
+            self.next_epoch += 1;
+            sequence.epoch = self.next_epoch;
         }
     }
 
@@ -309,7 +314,7 @@ impl Scheduler {
             is_void: false,
             num_drafts: 0,
             high_water: leader.high_water,
-            setbacks: 0,
+            is_guarded: false,
             tables: leader.tables.iter().map(BlockTable::fork).collect(),
             cursor: leader.cursor,
             epoch,
@@ -319,6 +324,7 @@ impl Scheduler {
             is_fork: true,
             shared_blocks: self.block_size.full_blocks(leader.num_computed),
             reuse_cached: leader.reuse_cached,
+            starts_cold: false,
             started_before: true,
             passed: 0,
             swapped: None,

@@ -15,6 +15,7 @@ mod buffers;
 mod check;
 mod config;
 mod failure;
+mod folding;
 mod in_flight;
 mod pages;
 mod partial;
@@ -246,9 +247,10 @@ impl Scheduler {
                 format!("1 to {} (of max_num_seqs {rows} and max_queued_requests {queue})", rows.min(queue));
             return Err(Error::request("num_samples", submission.num_samples, allowed));
         }
-        let slots = self.config.num_state_slots.saturating_sub(1);
+        // Besides the initial state and a slot for each sample, one is needed to start again from.
+        let slots = self.config.num_state_slots.saturating_sub(2);
         if self.config.has_states() && submission.num_samples > slots {
-            let allowed = format!("1 to {slots} (of num_state_slots {})", slots + 1);
+            let allowed = format!("1 to {slots} (of num_state_slots {})", slots + 2);
             return Err(Error::request("num_samples", submission.num_samples, allowed));
         }
         if prompt >= cap {
@@ -303,7 +305,7 @@ impl Scheduler {
             is_void: false,
             num_drafts: 0,
             high_water: 0,
-            setbacks: 0,
+            is_guarded: false,
             tables: self.empty_tables(),
             cursor: self.cache.root(),
             epoch: 0,
@@ -313,6 +315,7 @@ impl Scheduler {
             is_fork: false,
             shared_blocks: 0,
             reuse_cached: submission.reuse_cached && self.config.enable_prefix_caching,
+            starts_cold: false,
             started_before: false,
             passed: 0,
             swapped: None,

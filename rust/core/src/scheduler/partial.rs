@@ -23,7 +23,7 @@ impl Scheduler {
     ) -> usize {
         let sequence = &self.sequences[index];
         let is_taken = tables.iter().all(|table| table.len() > cursor.published);
-        if self.config.partial_block_reuse == 0 || !sequence.reuse_cached || !is_taken {
+        if self.config.partial_block_reuse == 0 || !sequence.shares() || !is_taken {
             return 0;
         }
         let all_but_last = &sequence.tokens[..sequence.tokens.len() - 1];

@@ -76,8 +76,10 @@ impl Scheduler {
         self.settle_pauses();
         self.preempt_paused_for_waiting(&mut step);
         let leaves_out = self.preempt_lower_ranks(&mut step);
+        self.make_spare_slot(&mut step);
         let preempted = self.schedule_decodes(&mut step)?;
         let is_short = self.schedule_prefills(&mut step)?;
+        self.guard_first(&mut step);
         if !leaves_out && !preempted && !is_short {
             self.admit_waiting(&mut step)?;
         }
@@ -217,12 +219,7 @@ impl Scheduler {
         candidates.clear();
         candidates.extend(self.waiting.values().take(MAX_CANDIDATES));
         if self.config.queue_order == QueueOrder::LongestPrefix && !self.must_not_be_passed() {
-            // Whom a failed step has set back comes first, in order: else each in turn would take the others' tokens, and
-            // nobody would get as far as its next checkpoint.
-            candidates.sort_by_cached_key(|&index| match self.sequences[index].setbacks {
-                0 => (1, std::cmp::Reverse(self.probe(index).hits)),
-                _ => (0, std::cmp::Reverse(0)),
-            });
+            candidates.sort_by_cached_key(|&index| std::cmp::Reverse(self.probe(index).hits));
         }
         candidates
     }

@@ -59,10 +59,16 @@ impl Scheduler {
     }
 
     /// Why a request's blocks behind its hits were not found when it starts first, right after the lookup.
-    pub(super) fn misses(&self, step: &Step, index: SeqIndex, hits: usize) -> MissCounts {
+    pub(super) fn misses(&mut self, step: &Step, index: SeqIndex, mut hits: usize) -> MissCounts {
         let sequence = &self.sequences[index];
         if sequence.started_before || !sequence.reuse_cached {
             return MissCounts::default();
+        }
+        let starts_cold = sequence.starts_cold;
+        if starts_cold {
+            // What it would have found is looked up for the count only.
+            let most = self.block_size.full_blocks(sequence.tokens.len() - 1);
+            hits = self.cache.probe(sequence.scope, &sequence.tokens, most).hits;
         }
         let begun = self.in_flight.iter().chain([step]).flat_map(|step| &step.rows);
         let begun = begun.map(|row| &self.sequences[row.sequence]);
@@ -72,7 +78,9 @@ impl Scheduler {
             .map(|other| self.common_blocks(other, sequence))
             .max();
         let in_flight = shared.unwrap_or(0).saturating_sub(hits);
-        self.cache.misses(sequence.scope, &sequence.tokens, hits, in_flight)
+        let mut misses = self.cache.misses(sequence.scope, &sequence.tokens, hits, in_flight);
+        misses.cap += if starts_cold { hits } else { 0 };
+        misses
     }
 
     /// The blocks that two prompts have in common, scopes and media included.

@@ -68,8 +68,8 @@ pub(super) struct Sequence {
     pub(super) num_drafts: usize,
     /// The most tokens whose K and V it has held so far, computed or found: what lies below it is computed again.
     pub(super) high_water: usize,
-    /// How often a failed step took its states since it last got beyond `high_water`.
-    pub(super) setbacks: usize,
+    /// Whether a failed step ever took its state: as long as it is the first that runs, no other one does.
+    pub(super) is_guarded: bool,
     pub(super) tables: Tables,
     pub(super) cursor: Cursor,
     /// Changes whenever what stands in the tables' rows may have changed other than by growing.
@@ -84,6 +84,8 @@ pub(super) struct Sequence {
     /// Blocks that it shared when it started: they are not its own to give back.
     pub(super) shared_blocks: usize,
     pub(super) reuse_cached: bool,
+    /// Whether it starts without what it would find, because that does not fit.
+    pub(super) starts_cold: bool,
     pub(super) started_before: bool,
     /// How often a sequence that came later started before it.
     pub(super) passed: usize,
@@ -114,6 +116,11 @@ impl Sequence {
         let num_blocks = size.blocks_for(self.tokens.len() + room);
         self.tokens.reserve_exact(room);
         self.tables.iter_mut().for_each(|table| table.reserve(num_blocks));
+    }
+
+    /// Whether it starts with what it finds in the cache.
+    pub(super) fn shares(&self) -> bool {
+        self.reuse_cached && !self.starts_cold
     }
 
     pub(super) fn row(&self) -> Row {

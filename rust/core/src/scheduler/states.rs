@@ -2,25 +2,27 @@
 //!
 //! ```text
 //! before the model runs   checkpoint, or slot 0 ──▶ working slot      of each sequence that starts in this step
+//!                         working slot ──▶ another working slot       of the first that runs, if it is guarded
 //! the model runs          working slots are read and overwritten
 //! after it                working slot ──▶ checkpoint                 where the chunk ends at a place for one
 //!                         working slot ──▶ working slot               of each sample that is forked off
 //! ```
 //! A state that a step has touched cannot be brought back: when a step fails as a whole, its sequences start again from
-//! their last checkpoint, and who is set back once more before it got any further takes one at each block. For the same
-//! reason states are not swapped, no draft is checked, and twins do not share what one of them is just computing.
+//! their last checkpoint. For the same reason states are not swapped, no draft is checked, and twins do not share what one
+//! of them is just computing.
+//!
+//! Who was set back once is *guarded*: as long as it is the first that runs, its steps leave its state where it is and
+//! work on a copy in a spare slot. So the first gets on with every step that does not fail, and in turn everybody ends:
+//! `docs/core.md` has the argument.
 
 use super::Scheduler;
 use super::config::SchedulerConfig;
+use super::ranks::Relief;
 use super::sequence::{SeqIndex, SeqKey, Sequence};
 use super::step::Step;
 use crate::error::{Error, Result};
 use crate::policy::checkpoint::{chunk_end, takes_checkpoint};
-use crate::states::{Home, StateArena, StateCopy, StateSlot};
-
-/// Failed steps in a row from which on a sequence takes every checkpoint that it can: where a step computes less than what
-/// lies between two, it would start again for ever.
-const STUCK: usize = 2;
+use crate::states::{StateArena, StateCopy, StateSlot};
 
 /// What a sequence has of the arena. Nothing, while it waits.
 #[derive(Debug, Default)]
@@ -31,6 +33,8 @@ pub(super) struct SequenceStates {
     reads: Option<StateSlot>,
     /// The slot that the step in flight fills with a checkpoint.
     fills: Option<StateSlot>,
+    /// Where its state stood before the step in flight, which works in another slot: if that step fails, it still does.
+    before: Option<StateSlot>,
     /// Tokens whose blocks were cached when it started, if they are more than its hit: another prompt has parted there.
     parting: usize,
 }
@@ -48,10 +52,9 @@ impl SchedulerConfig {
         self.num_state_slots > 0
     }
 
-    /// Tokens from one of a sequence's places for a checkpoint to the next.
-    fn checkpoint_tokens(&self, sequence: &Sequence) -> usize {
-        let is_stuck = sequence.setbacks >= STUCK;
-        if is_stuck { self.block_size } else { self.checkpoint_every.saturating_mul(self.block_size) }
+    /// Tokens from one place for a checkpoint to the next.
+    fn checkpoint_tokens(&self) -> usize {
+        self.checkpoint_every.saturating_mul(self.block_size)
     }
 
     /// Whether a scheduler can keep what the other options promise for a model with states.
@@ -61,8 +64,9 @@ impl SchedulerConfig {
         if !self.has_states() {
             return Ok(());
         }
-        if self.num_state_slots < 2 {
-            let allowed = "0, or at least 2: slot 0 is the initial state";
+        if self.num_state_slots < 3 {
+            let allowed =
+                "0, or at least 3: the initial state, a slot to work in and one to start again from";
             return Err(Error::config("num_state_slots", self.num_state_slots, allowed));
         }
         for (field, value, why) in [
@@ -93,20 +97,60 @@ impl Scheduler {
         self.cache.state_arena()
     }
 
-    /// Whether so many slots can be had for sequences that start, besides the one that is kept to be read.
-    pub(super) fn slots_fit(&self, num_samples: usize, relief: usize, keeps_checkpoint: bool) -> bool {
-        let available = self.state_arena().map_or(usize::MAX, StateArena::available);
-        let available = available - usize::from(self.keeps_first_home());
-        available.saturating_add(relief) >= num_samples + usize::from(keeps_checkpoint)
+    /// Whether a waiting sequence can have a slot for each of its samples, besides the checkpoint that it would read, and
+    /// the first that runs then still the one that it needs if it is guarded.
+    pub(super) fn slots_fit(&self, index: SeqIndex, relief: Relief, keeps_checkpoint: bool) -> bool {
+        let Some(arena) = self.state_arena() else { return true };
+        let starting = &self.sequences[index];
+        let first = self.running[..self.running.len() - relief.sequences].first();
+        let first = first.map(|&first| &self.sequences[first]).filter(|first| first.key < starting.key);
+        let spare = match first {
+            Some(first) => usize::from(first.is_guarded && first.states.before.is_none()),
+            // The checkpoint that it reads can be had when it has been read.
+            None => usize::from(starting.is_guarded && !keeps_checkpoint),
+        };
+        let needed = starting.num_samples + usize::from(keeps_checkpoint) + spare;
+        arena.available() + relief.rows >= needed
     }
 
-    /// Whether a slot that can be had is not for who starts: the first in order shall find its checkpoint again. Only where
-    /// two slots are left when all rows run, so that nobody waits longer than until the step in flight has read its own.
-    fn keeps_first_home(&self) -> bool {
-        let Some(arena) = self.state_arena() else { return false };
-        let has_two = self.config.num_state_slots > self.config.max_num_seqs.saturating_add(2);
-        let first = self.homes.first_key_value().filter(|_| has_two && !self.running.is_empty());
-        first.is_some_and(|(_, &home)| arena.is_there(home) && arena.is_idle(home.slot))
+    /// Sees to it that a slot can be had for the first that runs if it is guarded, if need be by having others give way.
+    pub(super) fn make_spare_slot(&mut self, step: &mut Step) {
+        let Some(&first) = self.running.first() else { return };
+        while self.sequences[first].is_guarded
+            && self.state_arena().is_some_and(|arena| arena.available() == 0)
+        {
+            if self.preempt_paused(step) {
+                continue;
+            }
+            // It can have a slot more than it has samples: alone, it is not left without.
+            let Some(last) = self.running.pop_if(|&mut last| last != first) else { return };
+            self.preempt(step, last);
+        }
+    }
+
+    /// Has the step at hand leave the state of the first that runs where it is and work on a copy, if a failed step has
+    /// taken it before: no other step that fails does.
+    pub(super) fn guard_first(&mut self, step: &mut Step) {
+        let Some(&index) = self.running.first() else { return };
+        let sequence = &mut self.sequences[index];
+        if !sequence.is_guarded || !sequence.is_in_flight() {
+            return;
+        }
+        let Some(target) = self.cache.take_working() else { return };
+        let states = &mut sequence.states;
+        let source = std::mem::replace(&mut states.working[0], target);
+        states.before = Some(source);
+        step.state_restores.push(StateCopy { source, target });
+    }
+
+    /// Gives a sequence back the state that a failed step has left where it was. Returns whether there is one.
+    pub(super) fn restore_state(&mut self, index: SeqIndex) -> bool {
+        let states = &mut self.sequences[index].states;
+        let Some(before) = states.before.take() else { return false };
+        let spoiled = std::mem::replace(&mut states.working[0], before);
+        let fills = states.fills.take();
+        fills.into_iter().chain([spoiled]).for_each(|slot| self.cache.give_back_state(slot));
+        true
     }
 
     /// Where a chunk over `start..end` of a sequence ends, so that a checkpoint can be taken.
@@ -114,7 +158,7 @@ impl Scheduler {
         if !self.takes_checkpoints() || num_tokens == 0 {
             return num_tokens;
         }
-        let (start, interval) = (sequence.num_planned, self.config.checkpoint_tokens(sequence));
+        let (start, interval) = (sequence.num_planned, self.config.checkpoint_tokens());
         chunk_end(start, start + num_tokens, interval, sequence.states.parting) - start
     }
 
@@ -157,29 +201,6 @@ impl Scheduler {
         }
     }
 
-    /// A slot for a sequence's next checkpoint. What others would start again from goes for it only if they come later:
-    /// the step may fail, and then the first in order still has its last checkpoint.
-    fn begin_checkpoint(&mut self, index: SeqIndex) -> Option<StateSlot> {
-        let Sequence { key, cursor, .. } = self.sequences[index];
-        let slot = self.cache.begin_checkpoint(cursor);
-        if slot.is_some() || !self.cache.goes_on(cursor) {
-            return slot;
-        }
-        let arena = self.state_arena().expect("there are states");
-        let is_own = |home: &&Home| {
-            arena.is_there(**home) && !self.homes.range(..key).any(|(_, other)| other == *home)
-        };
-        let own = self.homes.get(&key).filter(is_own);
-        let is_of_later = |home: &&Home| is_own(home) && own.is_none_or(|own| own != *home);
-        let of_later = || self.homes.range(key..).rev().map(|(_, home)| home).filter(is_of_later);
-        // One that the step at hand reads is free when that is over: too late for this checkpoint, not for the next. Its
-        // own goes where there is room for one only.
-        let home = of_later().find(|home| arena.is_idle(home.slot)).or_else(|| of_later().next());
-        let home = *home.or(own.filter(|own| arena.is_idle(own.slot)))?;
-        self.cache.drop_held(home);
-        self.cache.begin_checkpoint(cursor)
-    }
-
     /// Plans what is copied from the working slots when the step is computed. Comes last: a checkpoint takes no slot from a
     /// sequence that starts.
     pub(super) fn plan_state_saves(&mut self, step: &mut Step) {
@@ -192,7 +213,7 @@ impl Scheduler {
         for row in &step.rows {
             let sequence = &self.sequences[row.sequence];
             let source = sequence.states.working[0];
-            let interval = self.config.checkpoint_tokens(sequence);
+            let interval = self.config.checkpoint_tokens();
             let forks = sequence.states.working.iter().take(row.num_samples).skip(1);
             step.state_saves.extend(forks.map(|&target| StateCopy { source, target }));
             if takes_checkpoints && takes_checkpoint(sequence.num_planned, interval, sequence.states.parting)
@@ -202,7 +223,8 @@ impl Scheduler {
         }
         takers.sort_unstable_by_key(|&index| self.sequences[index].key);
         for &index in &takers {
-            let fills = self.begin_checkpoint(index);
+            let cursor = self.sequences[index].cursor;
+            let fills = self.cache.begin_checkpoint(cursor);
             let states = &mut self.sequences[index].states;
             states.fills = fills;
             let source = states.working[0];
@@ -221,6 +243,9 @@ impl Scheduler {
         if let Some(slot) = sequence.states.reads.take() {
             self.cache.end_read(slot);
         }
+        if let Some(slot) = sequence.states.before.take() {
+            self.cache.give_back_state(slot);
+        }
         if let Some(slot) = sequence.states.fills.take() {
             self.cache.finish_checkpoint(slot, sequence.cursor, num_blocks);
             if self.cache.goes_on(sequence.cursor) && sequence.cursor.published == num_blocks {
@@ -237,7 +262,7 @@ impl Scheduler {
         let states = std::mem::take(&mut self.sequences[index].states);
         states.reads.into_iter().for_each(|slot| self.cache.end_read(slot));
         // In reverse, so that a sequence that starts next gets the same slots in the same order.
-        states.fills.into_iter().for_each(|slot| self.cache.give_back_state(slot));
+        states.fills.into_iter().chain(states.before).for_each(|slot| self.cache.give_back_state(slot));
         states.working.into_iter().rev().for_each(|slot| self.cache.give_back_state(slot));
     }
 
@@ -249,14 +274,14 @@ impl Scheduler {
             if slots != rows {
                 return Err(Error::broken("I17 states", format!("{slots} slots for {rows} rows")));
             }
-            if self.in_flight.is_empty()
-                && (sequence.states.reads.is_some() || sequence.states.fills.is_some())
-            {
+            let SequenceStates { reads, fills, before, .. } = sequence.states;
+            if self.in_flight.is_empty() && [reads, fills, before].iter().any(Option::is_some) {
                 return Err(Error::broken("I17 states", "a copy of a step that is over is not settled"));
             }
         }
-        let working: Vec<StateSlot> =
-            self.placed().flat_map(|sequence| &sequence.states.working).copied().collect();
+        let worked_in = self.placed().flat_map(|sequence| &sequence.states.working).copied();
+        let left = self.placed().filter_map(|sequence| sequence.states.before);
+        let working: Vec<StateSlot> = worked_in.chain(left).collect();
         let filling: Vec<StateSlot> = self.placed().filter_map(|sequence| sequence.states.fills).collect();
         let read = self.placed().filter_map(|sequence| sequence.states.reads);
         let read: Vec<StateSlot> = read.filter(|&slot| slot != StateSlot::INITIAL).collect();

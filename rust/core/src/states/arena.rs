@@ -108,23 +108,22 @@ impl StateArena {
         slot != StateSlot::INITIAL && self.role(slot) == Use::Checkpoint
     }
 
-    /// Takes a slot for a sequence that starts. If none is free, the checkpoint used least recently goes; one that a
-    /// sequence would start again from only if there is no other.
+    /// Takes a slot for a sequence to work in. If none is free, the checkpoint used least recently goes; one that a sequence
+    /// would start again from only if there is no other.
     pub fn take(&mut self) -> Option<Taken> {
-        let oldest = self.idle.oldest().or_else(|| self.held.oldest());
-        let taken = self.take_for(Use::Working, oldest)?;
+        let taken = self.take_for(Use::Working)?;
         self.num_working += 1;
         Some(taken)
     }
 
-    /// Takes a slot that the step being planned fills with a checkpoint. None if every checkpoint is read, or one that a
-    /// sequence would start again from: whether the step comes to anything is not known yet.
+    /// Takes a slot in the same way that the step being planned fills with a checkpoint.
     pub fn begin_checkpoint(&mut self) -> Option<Taken> {
-        self.take_for(Use::Filling, self.idle.oldest())
+        self.take_for(Use::Filling)
     }
 
-    fn take_for(&mut self, role: Use, oldest: Option<StateSlot>) -> Option<Taken> {
-        let evicted = if self.free.is_empty() { oldest } else { None };
+    fn take_for(&mut self, role: Use) -> Option<Taken> {
+        let oldest = || self.idle.oldest().or_else(|| self.held.oldest());
+        let evicted = if self.free.is_empty() { oldest() } else { None };
         if let Some(slot) = evicted {
             self.drop_checkpoint(slot);
         }
