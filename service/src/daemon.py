@@ -255,6 +255,11 @@ def _limits(options: ServeOptions) -> TransportLimits:
         max_connections_per_peer=options.max_connections_per_peer,
         connections_per_second=options.connections_per_second,
         request_seconds=options.request_timeout,
+        keepalive_seconds=options.keepalive_time,
+        keepalive_timeout_seconds=options.keepalive_timeout,
+        keepalive_permit_without_calls=options.keepalive_permit_without_calls,
+        min_ping_interval_seconds=options.min_recv_ping_interval_without_data,
+        max_ping_strikes=options.max_ping_strikes,
         control_frames_burst=options.control_frames_burst,
         control_frames_per_second=options.control_frames_per_second,
     )

@@ -172,7 +172,8 @@ def save_tiny_model():
 async def _running(engine, description, archive, options):
     engine = engine or stub_engine.StubEngine()
     served = ServedModel(engine, description or stub_engine.DESCRIPTION, archive)
-    daemon = Daemon(replace(ServeOptions(port=0, drain_timeout=0.0), **options), lambda *_: served)
+    defaults = ServeOptions(port=0, drain_timeout=0.0, max_ping_strikes=0)  # tests ping to know what was seen
+    daemon = Daemon(replace(defaults, **options), lambda *_: served)
     task = asyncio.create_task(daemon.run())
     ready = asyncio.create_task(daemon.wait_ready())
     await asyncio.wait({task, ready}, return_when=asyncio.FIRST_COMPLETED)

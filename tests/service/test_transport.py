@@ -15,7 +15,7 @@ from hpack import Encoder
 from pykv.service.protocol import engine_pb2 as pb
 from pykv.service.transport import TransportLimits
 from pykv.service.transport import connection as connection_module
-from pykv.service.transport.connection import BoundedConnection, CallEvents
+from pykv.service.transport.events import BoundedConnection, CallEvents
 from pykv.service.transport.frame_meter import FrameMeter
 from pykv.service.transport.handler import CallHandler
 from pykv.service.transport.http2 import BoundedH2Connection

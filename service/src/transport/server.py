@@ -23,7 +23,6 @@ from pykv.service.transport.peers import Peers
 
 __all__ = ["CallServer"]
 
-KEEPALIVE_TIMEOUT_SECONDS = 20.0
 CLOSE_SECONDS = 5.0
 HANDSHAKE_SECONDS = 10.0
 BACKLOG = 1024
@@ -53,7 +52,7 @@ class CallServer(Server):
             services,
             codec=StrictCodec(),
             status_details_codec=ProtoStatusDetailsCodec(),
-            config=_configuration(limits),
+            config=Configuration(_keepalive_time=None),  # see Keepalive
         )
         self._limits = limits
         self._connections: set[ServerProtocol] = set()
@@ -133,12 +132,3 @@ class CallServer(Server):
     def _forget(self, protocol: ServerProtocol) -> None:
         """Drops the handler of a connection that never began: nothing else would ever close it."""
         self._handlers.discard(cast(CallHandler, protocol.handler))
-
-
-def _configuration(limits: TransportLimits) -> Configuration:
-    return Configuration(
-        _keepalive_time=limits.keepalive_seconds,
-        _keepalive_timeout=KEEPALIVE_TIMEOUT_SECONDS,
-        _http2_max_pings_without_data=0,
-        _http2_min_sent_ping_interval_without_data=limits.keepalive_seconds / 2,
-    )
