@@ -4,13 +4,13 @@ import asyncio
 import time
 from typing import cast
 
-import structlog
 from grpclib.config import Configuration
 from grpclib.protocol import H2Protocol
 from h2.config import H2Configuration
 from h2.errors import ErrorCodes
 from h2.settings import SettingCodes, Settings
 
+from pykv.service.bounded_log import BoundedLog
 from pykv.service.transport.events import LARGEST_STREAM_ID, BoundedConnection, CallEvents
 from pykv.service.transport.frame_meter import FrameMeter
 from pykv.service.transport.handler import CallHandler
@@ -27,8 +27,6 @@ FEED_BYTES = 4096
 FEED_SECONDS = 0.005
 MAX_UNFED_BYTES = 256 * 1024
 
-log = structlog.get_logger("pykv.service")
-
 
 class ServerProtocol(H2Protocol):
     """One client's connection.
@@ -36,6 +34,7 @@ class ServerProtocol(H2Protocol):
     Args:
         live: the connections that have begun and are not lost; it is one of them meanwhile.
         peers: where `peer` was admitted, and leaves when the connection is lost.
+        lines: where it is told why the connection was closed.
 
     Attributes:
         has_begun: whether the connection was made, its TLS handshake included.
@@ -53,6 +52,7 @@ class ServerProtocol(H2Protocol):
         live: "set[ServerProtocol]",
         peers: Peers,
         peer: str,
+        lines: BoundedLog,
     ) -> None:
         super().__init__(handler, config, h2_config)
         self.has_begun = False
@@ -60,6 +60,7 @@ class ServerProtocol(H2Protocol):
         self._live = live
         self._peers = peers
         self._peer = peer
+        self._lines = lines
         self._lost = asyncio.Event()
         self._unfed = bytearray()
         self._is_paused = False
@@ -223,4 +224,5 @@ class ServerProtocol(H2Protocol):
         self.abort()
 
     def _tell_why_closed(self, reason: str) -> None:
-        log.warning("connection closed", reason=reason, peer=self._transport.get_extra_info("peername"))
+        peer = self._transport.get_extra_info("peername")
+        self._lines.write("warning", "connection closed", {"reason": reason}, peer=peer)
