@@ -13,7 +13,7 @@ from pykv.service.transport.ping_strikes import PingStrikes
 
 GENERATE = "/pykv.v1.Engine/Generate"
 QUICK = {"keepalive_time": 0.1, "keepalive_timeout": 0.1}
-UNANSWERED = "a keepalive ping was not answered within 0.1 s"
+UNANSWERED = "a keepalive ping was not answered in time"
 
 
 def asking(num_tokens):
@@ -41,6 +41,13 @@ async def test_an_idle_connection_whose_peer_has_vanished_is_closed(
     await has_gone(daemon, eventually)
     assert reasons(caplog) == [UNANSWERED]
     assert not daemon.daemon._server._connections
+    metrics = {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in daemon.daemon._collector.collect()
+        for sample in family.samples
+    }
+    assert metrics["pykv:connections_closed_total", "vanished"] == 1
+    assert metrics["pykv:connections_closed_total", "pings"] == 0
     connection.abort()
 
 

@@ -18,6 +18,7 @@ from pykv.service.transport.headers import MAX_HEADER_BYTES
 from pykv.service.transport.http2 import BoundedH2Connection
 from pykv.service.transport.keepalive import Keepalive
 from pykv.service.transport.limits import TransportLimits
+from pykv.service.transport.offence import Offence
 from pykv.service.transport.peers import Peers
 from pykv.service.transport.writer import TickWriter
 
@@ -108,7 +109,7 @@ class ServerProtocol(H2Protocol):
         num_begun = meter.num_begun
         meter.read(data, len(self.connection.h2.streams))
         if meter.is_overdrawn:
-            self._send_away(self.connection.offence)
+            self._send_away(Offence.CONTROL_FRAMES)
             return
         is_first = not self._unfed
         self._unfed += data
@@ -130,8 +131,9 @@ class ServerProtocol(H2Protocol):
             data = bytes(self._unfed[:FEED_BYTES])
             del self._unfed[:FEED_BYTES]
             super().data_received(data)
-            if self.connection.offence:
-                self._send_away(self.connection.offence)
+            offence = self.connection.offence
+            if offence is not None:
+                self._send_away(offence)
                 return
             if self._unfed and time.monotonic() >= due:
                 self._heed_unfed()
@@ -198,31 +200,29 @@ class ServerProtocol(H2Protocol):
         """Gives the client its time for what it has begun to send."""
         self._expect_nothing()
         loop = asyncio.get_running_loop()
-        self._overdue = loop.call_later(
-            self._limits.request_seconds, self._send_away, "the rest of a frame did not come in time"
-        )
+        self._overdue = loop.call_later(self._limits.request_seconds, self._send_away, Offence.OVERDUE)
 
     def _expect_nothing(self) -> None:
         if self._overdue is not None:
             self._overdue.cancel()
             self._overdue = None
 
-    def _send_away(self, reason: str) -> None:
+    def _send_away(self, offence: Offence) -> None:
         self._is_sent_away = True
-        self._tell_why_closed(reason)
+        self._tell(offence)
         self._keepalive.stop()
         self._expect_nothing()
         self._unfed.clear()
         last_stream_id = self.connection.h2.highest_inbound_stream_id
-        self.connection.say_goodbye(last_stream_id, ErrorCodes.ENHANCE_YOUR_CALM, reason)
-        self.processor.close(reason)
+        self.connection.say_goodbye(last_stream_id, ErrorCodes.ENHANCE_YOUR_CALM, offence.value)
+        self.processor.close(offence.value)
 
     def _end_vanished(self) -> None:
         """Closes at once: what was sent would wait for a peer that does not answer."""
-        seconds = self._limits.keepalive_timeout_seconds
-        self._tell_why_closed(f"a keepalive ping was not answered within {seconds:g} s")
+        self._tell(Offence.VANISHED)
         self.abort()
 
-    def _tell_why_closed(self, reason: str) -> None:
+    def _tell(self, offence: Offence) -> None:
+        self._peers.count_closed(offence)
         peer = self._transport.get_extra_info("peername")
-        self._lines.write("warning", "connection closed", {"reason": reason}, peer=peer)
+        self._lines.write("warning", "connection closed", {"reason": offence.value}, peer=peer)

@@ -24,6 +24,7 @@ from pykv.service.transport.frame_meter import FrameMeter
 from pykv.service.transport.goaway import goaway
 from pykv.service.transport.headers import HeaderFault, fault_of
 from pykv.service.transport.limits import TransportLimits
+from pykv.service.transport.offence import Offence
 from pykv.service.transport.ping_strikes import PingStrikes
 from pykv.service.transport.stream import BoundedStream, UnfinishedMessages
 from pykv.service.transport.writer import TickWriter
@@ -32,8 +33,6 @@ __all__ = ["LARGEST_STREAM_ID", "BoundedConnection", "CallEvents"]
 
 LARGEST_STREAM_ID = 2**31 - 1
 PING_DATA = b"pykv-srv"
-TOO_MANY_FRAMES = "too many resets, control frames or header fields"
-TOO_MANY_PINGS = "too_many_pings"  # the word by which gRPC's clients know that they must ping less often
 
 log = structlog.get_logger("pykv.service")
 
@@ -58,11 +57,11 @@ class BoundedConnection(Connection):
         self.unfinished = UnfinishedMessages(limits)
 
     @property
-    def offence(self) -> str:
-        """Why the peer must be sent away; empty where there is no reason to."""
+    def offence(self) -> Offence | None:
+        """Why the peer must be sent away; None where there is no reason to."""
         if self.meter.is_overdrawn:
-            return TOO_MANY_FRAMES
-        return TOO_MANY_PINGS if self.pings.are_too_many else ""
+            return Offence.CONTROL_FRAMES
+        return Offence.PINGS if self.pings.are_too_many else None
 
     def headers_send_process(self) -> None:
         """Told by grpclib: headers were sent."""

@@ -20,6 +20,7 @@ from pykv.service.transport.arrivals import Arrivals
 from pykv.service.transport.connection import ServerProtocol
 from pykv.service.transport.handler import CallHandler
 from pykv.service.transport.limits import TransportLimits
+from pykv.service.transport.offence import Offence
 from pykv.service.transport.peers import Peers
 
 __all__ = ["CallServer"]
@@ -89,6 +90,11 @@ class CallServer(Server):
     def num_refused(self) -> Mapping[str, int]:
         """Connections that were refused, by the name of the limit."""
         return self._peers.num_refused
+
+    @property
+    def num_closed(self) -> Mapping[Offence, int]:
+        """Connections that were closed because of what their clients did."""
+        return self._peers.num_closed
 
     def stop_listening(self) -> None:
         """Takes no more connections; the handshakes that have begun go on."""
