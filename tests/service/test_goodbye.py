@@ -5,6 +5,7 @@ import asyncio
 import h2.errors
 import h2.events
 import pytest
+from hyperframe.frame import GoAwayFrame
 
 from pykv.service.protocol import engine_pb2 as pb
 from pykv.service.transport.goaway import goaway
@@ -89,3 +90,25 @@ async def test_a_goodbye_because_of_an_error_ends_the_calls(raw, framed, engine)
     await engine.until(lambda: engine.live)
     raw.writer.write(goaway(0, h2.errors.ErrorCodes.INTERNAL_ERROR))
     await engine.until(lambda: engine.aborted)
+
+
+async def test_goodbyes_of_both_sides_name_no_call_that_was_refused(start_daemon, open_raw, framed):
+    daemon = await start_daemon(drain_timeout=20.0)
+    connection = await open_raw(address=daemon.address)
+    connection.h2._frame_dispatch_table[GoAwayFrame] = lambda frame: ([], [frame])  # h2 would close
+    daemon.engine.hold()
+    served = connection.request(GENERATE, framed(asking(3)))
+    await connection.flush()
+    await daemon.engine.until(lambda: daemon.engine.live)
+    stopping = asyncio.create_task(daemon.stop())
+    assert [(await connection.wait_for(GoAwayFrame)).last_stream_id for _ in range(2)] == [2**31 - 1, served]
+    refused = connection.request(GENERATE, framed(asking(3)))
+    await connection.flush()
+    await connection.wait_for(h2.events.StreamReset, refused)
+    connection.writer.write(goaway(0))
+    await connection.writer.drain()
+    daemon.engine.release()
+    assert (await connection.status(served))[0] == 0
+    assert (await connection.wait_for(GoAwayFrame)).last_stream_id == served
+    await stopping
+    await connection.close()

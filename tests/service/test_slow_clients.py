@@ -149,8 +149,10 @@ async def test_an_engine_that_dies_ends_the_call_of_a_client_that_does_not_read_
     await connection.flush()
     await daemon.engine.until(lambda: any(channel.is_paused for channel in daemon.engine.live.values()))
     daemon.engine.error = EngineDeadError("the engine has ended")
-    assert (await connection.status(stream_id))[0] == UNAVAILABLE
+    async with asyncio.timeout(20):
+        await daemon.daemon._calls.wait_idle()  # before anything is read, by which the window would grow
     assert not daemon.engine.live
+    assert (await connection.status(stream_id))[0] == UNAVAILABLE
     await connection.close()
 
 

@@ -93,6 +93,7 @@ class ServerProtocol(H2Protocol):
         """Ends the calls of this connection."""
         self._lost.set()
         self._keepalive.stop()
+        del self._keepalive  # each would hold the other
         self._live.discard(self)
         self._peers.leave(self._peer)
         self._expect_nothing()
@@ -173,7 +174,7 @@ class ServerProtocol(H2Protocol):
 
     def refuse_further_calls(self) -> None:
         """Serves the calls that have begun, and no other."""
-        self.processor.last_stream_id = self.connection.h2.highest_inbound_stream_id
+        self.processor.last_stream_id = self.processor.last_begun
         self.connection.say_goodbye(self.processor.last_stream_id)
 
     def close(self) -> None:
@@ -213,8 +214,7 @@ class ServerProtocol(H2Protocol):
         self._keepalive.stop()
         self._expect_nothing()
         self._unfed.clear()
-        last_stream_id = self.connection.h2.highest_inbound_stream_id
-        self.connection.say_goodbye(last_stream_id, ErrorCodes.ENHANCE_YOUR_CALM, offence.value)
+        self.connection.say_goodbye(self.processor.last_begun, ErrorCodes.ENHANCE_YOUR_CALM, offence.value)
         self.processor.close(offence.value)
 
     def _end_vanished(self) -> None:

@@ -117,6 +117,11 @@ class CallEvents(EventsProcessor):
     connection: BoundedConnection
     _is_client_leaving = False
 
+    @property
+    def last_begun(self) -> int:
+        """The id of the last call that was, or is, served."""
+        return min(self.connection.h2.highest_inbound_stream_id, self.last_stream_id)
+
     def process(self, event: Event) -> None:
         """Handles what is known; frames of extensions are ignored, as HTTP/2 demands."""
         processors = getattr(self, "processors", {})  # gone once the connection is closed
@@ -166,7 +171,7 @@ class CallEvents(EventsProcessor):
         """Closes a connection whose client has said goodbye, once no call is left."""
         if self._is_client_leaving and not self.streams and not self.connection.is_closing():
             self.connection.flush()
-            self.connection.say_goodbye(self.connection.h2.highest_inbound_stream_id)
+            self.connection.say_goodbye(self.last_begun)
             self.close("the client said goodbye")
 
     def _refuse(self, stream_id: int, fault: HeaderFault) -> None:
