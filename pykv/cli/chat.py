@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from pykv.cli.connection import add_connection_options, client_of
-from pykv.client import Client
+from pykv.client import Client, ServiceError
 from pykv.engine.outputs import OutputDelta, Usage
 from pykv.errors import PykvError
 from pykv.retention import Retention
@@ -170,11 +170,17 @@ def _answer(runner: asyncio.Runner, conversation: Conversation, question: str, s
         screen.note("stopped")
     except (PykvError, TimeoutError) as error:
         screen.show("\n")
-        screen.note(f"failed: {error}")
+        screen.note(_failure(error))
     else:
         screen.show("\n")
         if last is not None and last.usage is not None:
             screen.note(_summary(last.usage, last.finish_reason, time.monotonic() - start))
+
+
+def _failure(error: Exception) -> str:
+    if isinstance(error, ServiceError) and error.status == "UNAVAILABLE":
+        return f"the server is gone: {error}; what was said is kept: go on once it is back, or /quit"
+    return f"failed: {error}"
 
 
 def _summary(usage: Usage, finish_reason: str | None, seconds: float) -> str:

@@ -13,6 +13,7 @@ from grpclib.const import Handler, Status
 from grpclib.server import Stream
 from h2.exceptions import StreamClosedError
 
+from pykv.service.bounded_log import BoundedLog
 from pykv.service.status import (
     error_metadata,
     innermost,
@@ -85,9 +86,14 @@ class Pace:
 
 
 class Calls:
-    """The calls in flight of one or more services."""
+    """The calls in flight of one or more services.
 
-    def __init__(self) -> None:
+    Args:
+        lines: where refusals are told.
+    """
+
+    def __init__(self, lines: BoundedLog) -> None:
+        self._lines = lines
         self._calls: set[Call] = set()
         self._ended = anyio.Event()
         self._pace = Pace()
@@ -134,7 +140,8 @@ class Calls:
         except Exception as error:
             cause = innermost(error)
             status = status_of(cause)
-            await _refuse(stream, cause, self._pace.seconds_until_half_have_ended(len(self)))
+            self._tell(cause, status)
+            await _refuse(stream, cause, status, self._pace.seconds_until_half_have_ended(len(self)))
         else:
             status = Status.OK
             self._pace.end()
@@ -142,6 +149,13 @@ class Calls:
             self._calls.discard(call)
             self._ended.set()
             self._by_status[status.name] += 1
+
+    def _tell(self, error: BaseException, status: Status) -> None:
+        labels = {"status": status.name, "kind": type(error).__name__}
+        if is_unexpected(error):
+            self._lines.write("error", "call failed", labels, exc_info=error)
+        else:
+            self._lines.write("info", "call refused", labels, error=message_of(error))
 
 
 class GuardedService:
@@ -187,13 +201,8 @@ def _timeout_of(stream: AnyStream) -> float | None:
     return inner.timeout_seconds if isinstance(inner, BoundedStream) else None
 
 
-async def _refuse(stream: AnyStream, error: BaseException, queue_seconds: float) -> None:
+async def _refuse(stream: AnyStream, error: BaseException, status: Status, queue_seconds: float) -> None:
     """Ends the call with the status of `error`, if its client is still there."""
-    status = status_of(error)
-    if is_unexpected(error):
-        log.error("call failed", status=status.name, exc_info=error)
-    else:
-        log.info("call refused", status=status.name, error=message_of(error))
     try:
         await _send_status(stream, error, status, retry_seconds_of(error, queue_seconds))
     except StreamClosedError:

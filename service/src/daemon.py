@@ -13,6 +13,7 @@ from grpclib.reflection.service import ServerReflection
 
 from pykv.extras import needs_extra
 from pykv.service.access import Gate
+from pykv.service.bounded_log import BoundedLog
 from pykv.service.calls import Calls, guarded
 from pykv.service.engine_service import EngineService
 from pykv.service.files import check_writable, write_whole
@@ -56,7 +57,8 @@ class Daemon:
             check_writable(options.ready_path, "ready_file")
         self._options = options
         self._load = load
-        self._calls = Calls()
+        self._lines = BoundedLog()
+        self._calls = Calls(self._lines)
         self._health = HealthState()
         self._shutdown = Shutdown()
         self._ready = anyio.Event()
@@ -66,7 +68,7 @@ class Daemon:
         self._feed = EventFeed(options.keeps_kv_events)
         self._tracing = tracing_to(options.otlp_endpoint)
         self._engine_service = EngineService(self._gate, self._feed, self._tracing)
-        self._server = CallServer(self._services(), _limits(options))
+        self._server = CallServer(self._services(), _limits(options), self._lines)
         self._collector = DaemonCollector(
             self._gate,
             self._calls,
@@ -93,6 +95,7 @@ class Daemon:
         finally:
             with anyio.CancelScope(shield=True):
                 await self._server.end()
+            self._lines.close()
 
     async def _run(self) -> None:
         async with anyio.create_task_group() as tasks:
@@ -213,7 +216,7 @@ class Daemon:
             *_gateway_services(self._gate, self._engine_service, self._health, self._feed),
         ]
         others = ServerReflection.extend([*engines, self._health.service(engines[0])])[len(engines) :]
-        other_calls = Calls()
+        other_calls = Calls(self._lines)
         health = [
             service for service in others if isinstance(service, Health)
         ]  # for probes, which have no token
@@ -255,6 +258,11 @@ def _limits(options: ServeOptions) -> TransportLimits:
         max_connections_per_peer=options.max_connections_per_peer,
         connections_per_second=options.connections_per_second,
         request_seconds=options.request_timeout,
+        keepalive_seconds=options.keepalive_time,
+        keepalive_timeout_seconds=options.keepalive_timeout,
+        keepalive_permit_without_calls=options.keepalive_permit_without_calls,
+        min_ping_interval_seconds=options.min_recv_ping_interval_without_data,
+        max_ping_strikes=options.max_ping_strikes,
         control_frames_burst=options.control_frames_burst,
         control_frames_per_second=options.control_frames_per_second,
     )

@@ -52,21 +52,18 @@ class Shutdown:
     async def drain(
         self, server: CallServer, calls: Calls, health: HealthState, grace_seconds: float
     ) -> None:
-        """Lets the calls in flight go on for `grace_seconds`, then ends what is left and all connections."""
+        """Lets the calls in flight go on for `grace_seconds`, then ends what is left and all connections.
+
+        Calls that are on their way while the clients learn of it are still served, and so are those of clients whose
+        handshake has begun.
+        """
         health.set_ending()
         server.stop_listening()
-        await self._say_goodbye(server, min(GOAWAY_SECONDS, grace_seconds))
+        await server.say_goodbye(min(GOAWAY_SECONDS, grace_seconds))
         log.info("draining", num_calls=len(calls), grace_seconds=grace_seconds)
         self._patience.deadline = anyio.current_time() + grace_seconds
         with self._patience:
+            await server.wait_begun()
             await calls.wait_idle()
         await end_calls(calls)
         await server.end()
-
-    async def _say_goodbye(self, server: CallServer, wait_seconds: float) -> None:
-        """Calls that are on their way while the clients learn of it are still served."""
-        if not server.num_connections:
-            return
-        server.announce_end()
-        await anyio.sleep(wait_seconds)
-        server.refuse_further_calls()

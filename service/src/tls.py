@@ -35,12 +35,11 @@ class TlsFiles:
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.set_alpn_protocols(["h2"])
+        certificate, key = _readable(self.certificate, "tls_cert"), _readable(self.key, "tls_key")
         try:
-            context.load_cert_chain(
-                _readable(self.certificate, "tls_cert"), _readable(self.key, "tls_key"), _no_passphrase
-            )
-        except (ssl.SSLError, ValueError) as error:
-            reason = getattr(error, "reason", None) or str(error)
+            context.load_cert_chain(certificate, key, _no_passphrase)
+        except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
+            reason = getattr(error, "reason", None) or getattr(error, "strerror", None) or str(error)
             allowed = "a PEM certificate and its key, without a passphrase"
             message = f"tls_cert {self.certificate} and tls_key {self.key} cannot be used: {reason}"
             raise ConfigError(f"{message}; allowed: {allowed}") from None
@@ -49,10 +48,12 @@ class TlsFiles:
         return context
 
     def _ask_clients(self, context: ssl.SSLContext, authorities: Path) -> None:
+        readable = _readable(authorities, "tls_client_ca")
         try:
-            context.load_verify_locations(_readable(authorities, "tls_client_ca"))
-        except ssl.SSLError as error:
-            message = f"tls_client_ca {authorities} cannot be used: {error.reason}"
+            context.load_verify_locations(readable)
+        except OSError as error:
+            reason = getattr(error, "reason", None) or error.strerror
+            message = f"tls_client_ca {authorities} cannot be used: {reason}"
             raise ConfigError(f"{message}; allowed: PEM certificates") from None
         required = self.is_client_certificate_required
         context.verify_mode = ssl.CERT_REQUIRED if required else ssl.CERT_OPTIONAL

@@ -4,8 +4,10 @@ import asyncio
 import importlib.util
 import json
 import logging
+import os
+import resource
 import sys
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -172,7 +174,8 @@ def save_tiny_model():
 async def _running(engine, description, archive, options):
     engine = engine or stub_engine.StubEngine()
     served = ServedModel(engine, description or stub_engine.DESCRIPTION, archive)
-    daemon = Daemon(replace(ServeOptions(port=0, drain_timeout=0.0), **options), lambda *_: served)
+    defaults = ServeOptions(port=0, drain_timeout=0.0, max_ping_strikes=0)  # tests ping to know what was seen
+    daemon = Daemon(replace(defaults, **options), lambda *_: served)
     task = asyncio.create_task(daemon.run())
     ready = asyncio.create_task(daemon.wait_ready())
     await asyncio.wait({task, ready}, return_when=asyncio.FIRST_COMPLETED)
@@ -240,6 +243,28 @@ def collect():
     return read
 
 
+@contextmanager
+def _no_more_files():
+    """All that this process may open is open."""
+    before, taken = resource.getrlimit(resource.RLIMIT_NOFILE), []
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/dev/fd"))) + 1, before[1]))
+    try:
+        with suppress(OSError):
+            while True:
+                taken.append(os.dup(0))
+        yield
+    finally:
+        for file in taken:
+            os.close(file)
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+@pytest.fixture
+def no_more_files():
+    """A context in which no file can be opened: `with no_more_files():`."""
+    return _no_more_files
+
+
 @pytest.fixture
 def run_soak():
     """Runs clients that behave badly: `await run_soak(address, seed, seconds)`, how often each thing was done."""
@@ -264,6 +289,12 @@ def run_soak():
 def raw_open():
     """Opens a connection by hand to an address: `await raw_open(address)`."""
     return raw_connection.RawConnection.open
+
+
+@pytest.fixture
+def raw_over():
+    """A connection by hand over streams that are open: `raw_over(reader, writer)`."""
+    return raw_connection.RawConnection
 
 
 @pytest.fixture

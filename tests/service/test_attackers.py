@@ -1,10 +1,7 @@
 """Clients that want to use the daemon up: each is bounded by a named option, and the others go on."""
 
 import asyncio
-import os
-import resource
 import socket
-from contextlib import contextmanager, suppress
 
 import h2.errors
 import h2.events
@@ -76,25 +73,9 @@ async def test_who_connects_too_often_must_wait(start_daemon, raw_open, eventual
     await connection.close()
 
 
-@contextmanager
-def no_more_files():
-    """All that this process may open is open."""
-    before, taken = resource.getrlimit(resource.RLIMIT_NOFILE), []
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/dev/fd"))) + 1, before[1]))
-    try:
-        with suppress(OSError):
-            while True:
-                taken.append(os.dup(0))
-        yield
-    finally:
-        for file in taken:
-            os.close(file)
-        resource.setrlimit(resource.RLIMIT_NOFILE, before)
-
-
 @pytest.mark.asyncio
 async def test_with_no_more_files_connections_wait_until_there_are_some(
-    daemon, eventually, monkeypatch, caplog
+    daemon, eventually, monkeypatch, caplog, no_more_files
 ):
     monkeypatch.setattr(arrivals, "RETRY_SECONDS", 0.05)
     client = socket.socket()

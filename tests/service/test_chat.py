@@ -2,11 +2,13 @@
 
 import asyncio
 import io
+import queue
 
 import pytest
 
 from pykv.cli.chat import Conversation
 from pykv.cli.main import main
+from pykv.client import Client
 from pykv.engine.outputs import OutputDelta, Usage
 from pykv.errors import InvalidRequestError
 from pykv.sampling import SamplingParams
@@ -69,6 +71,71 @@ async def test_the_command_talks_until_its_input_ends(daemon, monkeypatch, capsy
     assert "[forgotten]\n[/new begins anew" in out
     assert "[/stop is no command: /new begins anew" in out
     assert len(daemon.engine.finished) == 2
+
+
+class Typed:
+    """Lines that a test types while the command runs."""
+
+    def __init__(self):
+        self._lines = queue.Queue()
+        self.readline = self._lines.get
+
+    def isatty(self):
+        return False
+
+    def type(self, line):
+        self._lines.put(f"{line}\n")
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("way", ["at its end", "cut off"])
+async def test_a_server_that_goes_away_in_mid_answer_is_said_to_be_gone_and_what_was_said_is_kept(
+    start_daemon, monkeypatch, capsys, eventually, way
+):
+    first, typed, asked, shown = await start_daemon(), Typed(), [], ""
+    port = int(first.address.rsplit(":", 1)[1])
+    answer = Client.chat
+
+    def remember(self, messages, *rest, **named):
+        asked.append([message["content"] for message in messages])
+        return answer(self, messages, *rest, **named)
+
+    monkeypatch.setattr(Client, "chat", remember)
+    monkeypatch.setattr("sys.stdin", typed)
+    arguments = ["chat", "--address", first.address, "--max-tokens", "100000"]
+    talking = asyncio.create_task(in_thread(lambda: main(arguments)))
+    usage = Usage(1, 0, 1, 0, 0)
+    first.engine.scripts["hello"] = [OutputDelta("x", 0, (1,), "hi", finish_reason="stop", usage=usage)]
+    typed.type("hello")
+    typed.type("count on")
+    await first.engine.until(lambda: first.engine.finished and first.engine.live)
+
+    async def is_answering():
+        nonlocal shown
+        shown += capsys.readouterr().out
+        return "3 4 5" in shown
+
+    await eventually(is_answering)
+    if way == "cut off":
+        for connection in list(first.daemon._server._connections):
+            connection.abort()
+    await first.stop()
+    second = await start_daemon(port=port)
+    second.engine.scripts["again"] = [OutputDelta("x", 0, (1,), "here", finish_reason="stop", usage=usage)]
+    typed.type("again")
+    typed.type("/quit")
+    assert await talking == 0
+    shown += capsys.readouterr().out
+    assert "[the server is gone: UNAVAILABLE: " in shown
+    assert "what was said is kept" in shown
+    assert "here\n[1 tokens in" in shown
+    assert [said[:3] for said in asked] == [
+        ["hello"],
+        ["hello", "hi", "count on"],
+        ["hello", "hi", "count on"],
+    ]
+    assert asked[-1][3].startswith("3 4 5")
+    assert asked[-1][4:] == ["again"]
 
 
 async def in_thread(function):

@@ -8,6 +8,9 @@ import pytest
 
 from pykv.client import Client, ServiceError
 from pykv.errors import ConfigError, InvalidRequestError
+from pykv.sampling import SamplingParams
+from pykv.service.client import channel
+from pykv.service.transport import TransportLimits
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -47,6 +50,27 @@ async def test_a_prompt_that_is_no_list_of_integers_is_refused_at_once():
         for prompt in (["a"], [1.5], [2**70], [None]):
             with pytest.raises(InvalidRequestError, match="prompt"):
                 client.generate(prompt)
+
+
+@pytest.mark.asyncio
+async def test_of_many_calls_few_ends_are_remembered_and_calls_that_are_left_do_no_harm(
+    client, engine, monkeypatch
+):
+    monkeypatch.setattr(channel, "MAX_CLOSED_STREAMS", 20)
+    for _ in range(60):
+        await client.health()
+    protocol = client._channel._protocol
+    assert len(protocol.connection._connection._closed_streams) <= 20
+    for _ in range(30):  # each is left while more is on its way
+        stream = client.generate([5], SamplingParams(max_tokens=1000))
+        await anext(stream)
+        await stream.aclose()
+    assert await client.health() == "SERVING"
+    assert client._channel._protocol is protocol
+
+
+def test_the_ends_of_all_calls_that_may_run_at_once_are_remembered():
+    assert TransportLimits().max_streams < channel.MAX_CLOSED_STREAMS
 
 
 @pytest.mark.asyncio

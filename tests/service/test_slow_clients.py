@@ -6,13 +6,14 @@ import pytest
 
 from pykv.client import Client
 from pykv.engine.outputs import OutputDelta
+from pykv.errors import EngineDeadError, OutOfBlocksError
 from pykv.sampling import SamplingParams
 from pykv.service.protocol import engine_pb2 as pb
 
 pytestmark = pytest.mark.asyncio
 
 GENERATE = "/pykv.v1.Engine/Generate"
-RESOURCE_EXHAUSTED = 8
+RESOURCE_EXHAUSTED, INTERNAL, UNAVAILABLE = 8, 13, 14
 
 
 def asking(num_tokens):
@@ -110,3 +111,60 @@ async def test_a_connection_whose_socket_is_full_is_cut_off(start_daemon, open_r
         await daemon.daemon._calls.wait_idle()
     assert daemon.daemon._server.num_connections == 0
     connection.abort()
+
+
+FAILURES = {
+    "engine dead": (EngineDeadError("the engine has ended"), UNAVAILABLE),
+    "out of blocks": (OutOfBlocksError("no block is left"), RESOURCE_EXHAUSTED),
+    "unforeseen": (ZeroDivisionError("a bug"), INTERNAL),
+}
+
+
+@pytest.mark.parametrize("window", [0, 3, 30])
+@pytest.mark.parametrize(("error", "expected"), FAILURES.values(), ids=FAILURES)
+async def test_who_reads_again_gets_what_was_made_and_how_it_failed_meanwhile(
+    open_raw, framed, engine, error, expected, window
+):
+    """The window ends before the first message, in its prefix, or in its midst."""
+    engine.scripts["fails"] = [*(OutputDelta("x", 0, (token,), "some text") for token in range(1, 9)), error]
+    connection = await open_raw(initial_window=window)
+    stream_id = connection.request(GENERATE, framed(pb.GenerateRequest(text="fails")))
+    await connection.flush()
+    await engine.until(lambda: engine.finished)
+    connection.h2.increment_flow_control_window(2**20, stream_id)
+    await connection.flush()
+    assert (await connection.status(stream_id))[0] == expected
+    assert token_ids(connection.data_of(stream_id)) == list(range(1, 9))
+    await connection.close()
+
+
+@pytest.mark.parametrize("window", [0, 3, 30])
+async def test_an_engine_that_dies_ends_the_call_of_a_client_that_does_not_read_with_its_status(
+    start_daemon, make_engine, open_raw, framed, window
+):
+    """Nobody waits for the window: a status needs none."""
+    daemon = await start_daemon(make_engine(max_pending_tokens=100))
+    connection = await open_raw(initial_window=window, address=daemon.address)
+    stream_id = connection.request(GENERATE, framed(asking(1000)))
+    await connection.flush()
+    await daemon.engine.until(lambda: any(channel.is_paused for channel in daemon.engine.live.values()))
+    daemon.engine.error = EngineDeadError("the engine has ended")
+    async with asyncio.timeout(20):
+        await daemon.daemon._calls.wait_idle()  # before anything is read, by which the window would grow
+    assert not daemon.engine.live
+    assert (await connection.status(stream_id))[0] == UNAVAILABLE
+    await connection.close()
+
+
+async def test_who_empties_a_full_socket_gets_how_it_failed_meanwhile(open_raw, framed, engine):
+    connection = await open_raw(initial_window=2**31 - 1)
+    connection.h2.increment_flow_control_window(2**31 - 1 - 65_535)
+    connection.reader._limit = 1  # pauses the reading of the socket
+    parts = [OutputDelta("x", 0, (token,), "y" * 2**20) for token in range(1, 31)]
+    engine.scripts["fails"] = [*parts, EngineDeadError("the engine has ended")]
+    stream_id = connection.request(GENERATE, framed(pb.GenerateRequest(text="fails")))
+    await connection.flush()
+    await engine.until(lambda: engine.finished)
+    assert (await connection.status(stream_id))[0] == UNAVAILABLE
+    assert token_ids(connection.data_of(stream_id)) == list(range(1, 31))
+    await connection.close()

@@ -1,6 +1,8 @@
 """TLS: certificates of both sides, read again while calls go on; plain text stays on loopback."""
 
 import asyncio
+import errno
+import logging
 import os
 import signal
 import socket
@@ -8,13 +10,15 @@ import ssl
 
 import pytest
 import trustme
+from hyperframe.frame import GoAwayFrame
 
 from pykv.client import Client, ServiceError, tls_context
 from pykv.errors import ConfigError
 from pykv.sampling import SamplingParams
 from pykv.service.options import ServeOptions
+from pykv.service.protocol import engine_pb2 as pb
 from pykv.service.tls import TlsFiles
-from pykv.service.transport.server import CLOSE_SECONDS
+from pykv.service.transport.server import CLOSE_SECONDS, HANDSHAKE_SECONDS
 
 pytestmark = pytest.mark.asyncio
 
@@ -181,6 +185,96 @@ async def test_nothing_is_kept_of_handshakes_that_failed(start_tls, eventually):
 
     await eventually(have_left)
     assert not server._handlers
+
+
+async def test_a_handshake_that_has_begun_may_end_during_the_drain_and_its_calls_are_served(
+    start_tls, authority, raw_over, framed, eventually
+):
+    daemon = await start_tls(drain_timeout=20.0)
+    server = daemon.daemon._server
+    reader, writer = await asyncio.open_connection(*daemon.address.split(":"))
+
+    async def is_accepted():
+        return server.num_connections == 1
+
+    async def is_leaving():
+        return server._goodbye_seconds is not None
+
+    await eventually(is_accepted)
+    daemon.engine.hold()
+    stopping = asyncio.create_task(daemon.stop())
+    await eventually(is_leaving)
+    await writer.start_tls(tls_context(authority.file), server_hostname=HOST)
+    connection = raw_over(reader, writer)
+    connection.h2._frame_dispatch_table[GoAwayFrame] = lambda frame: ([], [frame])  # h2 would close
+    sampling = pb.SamplingParams(max_tokens=3)
+    request = framed(pb.GenerateRequest(token_ids=pb.TokenIds(ids=[5]), sampling=sampling))
+    served = connection.request("/pykv.v1.Engine/Generate", request)
+    await connection.flush()
+    assert [(await connection.wait_for(GoAwayFrame)).last_stream_id for _ in range(2)] == [2**31 - 1, served]
+    daemon.engine.release()
+    assert (await connection.status(served))[0] == 0
+    await stopping
+    await connection.close()
+
+
+async def test_a_handshake_that_does_not_go_on_holds_the_end_up_no_longer_than_the_drain(
+    start_tls, eventually
+):
+    daemon = await start_tls(drain_timeout=0.3)
+    reader, writer = await asyncio.open_connection(*daemon.address.split(":"))
+
+    async def is_accepted():
+        return daemon.daemon._server.num_connections == 1
+
+    await eventually(is_accepted)
+    async with asyncio.timeout(HANDSHAKE_SECONDS / 2):
+        await daemon.stop()
+        assert await reader.read() == b""
+    writer.close()
+
+
+async def test_a_reload_for_which_no_file_can_be_opened_says_so_and_can_be_repeated(
+    start_tls, authority, tmp_path, collect, eventually, caplog, no_more_files
+):
+    caplog.set_level(logging.INFO)
+    daemon = await start_tls()
+    (tmp_path / "new").mkdir()
+    renewed = Authority(tmp_path / "new")
+    for old, new in zip(("server.chain.pem", "server.key.pem"), renewed.issue("server", HOST), strict=True):
+        os.replace(new, tmp_path / old)
+
+    async def is_refused():
+        return "reload refused" in caplog.messages
+
+    async def is_reloaded():
+        return "reloaded" in caplog.messages
+
+    with no_more_files():
+        os.kill(os.getpid(), signal.SIGHUP)
+        await eventually(is_refused, seconds=5.0)
+    refusal = next(record for record in caplog.records if record.getMessage() == "reload refused")
+    assert "tls_cert" in refusal.error
+    assert os.strerror(errno.EMFILE) in refusal.error
+    async with Client(daemon.address, tls=tls_context(authority.file)) as client:
+        assert await one_answer(client, collect) == [6, 7, 8]
+    os.kill(os.getpid(), signal.SIGHUP)
+    await eventually(is_reloaded, seconds=5.0)
+    async with Client(daemon.address, tls=tls_context(renewed.file)) as client:
+        assert await one_answer(client, collect) == [6, 7, 8]
+
+
+@pytest.mark.parametrize("name", ["load_cert_chain", "load_verify_locations"])
+async def test_a_file_that_can_be_opened_once_only_is_named(authority, monkeypatch, name):
+    """Files may run out between the look at a file and the reading of it."""
+    chain, key = authority.issue("server", HOST)
+
+    def no_file(*_):
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(ssl.SSLContext, name, no_file)
+    with pytest.raises(ConfigError, match="cannot be used: Too many open files"):
+        TlsFiles(chain, key, authority.file).context()
 
 
 async def test_an_end_amid_handshakes_comes(start_tls, eventually):

@@ -13,7 +13,7 @@ from pykv.cli.main import main as pykv
 from pykv.cli.top.__main__ import main
 from pykv.cli.top.sample import History, Sample, Span
 from pykv.cli.top.view import block_map, frame
-from pykv.client import Client
+from pykv.client import Client, ServiceError
 from pykv.engine.histogram import Histogram, HistogramCounts
 from pykv.sampling import SamplingParams
 
@@ -70,6 +70,56 @@ async def test_frames_follow_each_other_until_the_end(start_daemon, monkeypatch)
         main(["--interval", "0"])
     assert await asyncio.to_thread(watch) == 0
     assert frames == [0.2] * 3
+
+
+@pytest.mark.asyncio
+async def test_a_server_that_goes_away_is_said_to_be_gone_until_it_is_back(
+    start_daemon, description, monkeypatch
+):
+    first = await start_daemon(description=replace(description, name="first"))
+    port = int(first.address.rsplit(":", 1)[1])
+    console = Console(file=io.StringIO(), width=110, force_terminal=True, color_system=None)
+    loop, seen = asyncio.get_running_loop(), []
+
+    async def restart():
+        await start_daemon(description=replace(description, name="second"), port=port)
+
+    async def happen(_):
+        """What happens between two frames."""
+        seen.append(console.file.getvalue())
+        console.file.truncate(0)
+        events = {1: first.stop, 3: restart}
+        if len(seen) == 5:
+            raise KeyboardInterrupt
+        if len(seen) in events:
+            await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(events[len(seen)](), loop))
+
+    def watch():
+        with monkeypatch.context() as patch:
+            patch.setattr("pykv.cli.top.__main__.sleep", happen)
+            return main(["--address", first.address], console)
+
+    assert await asyncio.to_thread(watch) == 0
+    news = f"{first.address} is gone: UNAVAILABLE:"
+    del seen[3]  # the new daemon's own line had the old frame drawn anew
+    assert [news in text for text in seen] == [False, True, True, False]
+    assert ["first at" in text for text in seen] == [True, True, True, False]
+    assert "second at" in seen[-1]
+
+
+@pytest.mark.asyncio
+async def test_a_server_that_hangs_is_said_to_be_gone(monkeypatch):
+    async def swallow(reader, writer):
+        while await reader.read(2**16):
+            continue
+        writer.close()
+
+    monkeypatch.setattr("pykv.cli.top.watch.ANSWER_SECONDS", 0.2)
+    hanging = await asyncio.start_server(swallow, "127.0.0.1", 0)
+    host, port = hanging.sockets[0].getsockname()
+    with pytest.raises(ServiceError, match=f"no answer from {host}:{port} within 0.2 s"):
+        await run("--once", "--address", f"{host}:{port}")
+    hanging.close()
 
 
 @pytest.mark.asyncio

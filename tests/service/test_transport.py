@@ -15,7 +15,7 @@ from hpack import Encoder
 from pykv.service.protocol import engine_pb2 as pb
 from pykv.service.transport import TransportLimits
 from pykv.service.transport import connection as connection_module
-from pykv.service.transport.connection import BoundedConnection, CallEvents
+from pykv.service.transport.events import BoundedConnection, CallEvents
 from pykv.service.transport.frame_meter import FrameMeter
 from pykv.service.transport.handler import CallHandler
 from pykv.service.transport.http2 import BoundedH2Connection
@@ -36,7 +36,7 @@ def test_the_private_parts_that_the_transport_stands_on_are_there():
     assert {"pause_writing", "resume_writing"} <= set(dir(H2Protocol))
     assert {"recv_data", "send_data", "init_stream", "__terminated__"} <= set(dir(Stream))
     h2_connection = h2.connection.H2Connection()
-    assert {"_frame_dispatch_table", "local_settings"} <= set(vars(h2_connection))
+    assert {"_frame_dispatch_table", "_closed_streams", "local_settings"} <= set(vars(h2_connection))
     assert {"MAX_CLOSED_STREAMS", "_receive_settings_frame"} <= set(dir(h2_connection))
     assert "_update_encoding_context" in dir(h2_connection.decoder)
     assert hasattr(h2_connection, "highest_inbound_stream_id")

@@ -2,7 +2,6 @@
 
 import argparse
 import asyncio
-import time
 from asyncio import sleep
 from collections.abc import Sequence
 
@@ -10,9 +9,7 @@ from rich.console import Console
 from rich.live import Live
 
 from pykv.cli.connection import add_connection_options, client_of
-from pykv.cli.top.sample import History, Sample
-from pykv.cli.top.view import frame
-from pykv.client import Client
+from pykv.cli.top.watch import Watch
 
 __all__ = ["main"]
 
@@ -20,13 +17,13 @@ LEAST_INTERVAL_SECONDS = 0.1
 
 
 def main(arguments: Sequence[str] | None = None, console: Console | None = None) -> int:
-    """Shows frames until it is interrupted, or one.
+    """Shows frames until it is interrupted, or one. A server that goes away is waited for.
 
     Returns:
         0.
 
     Raises:
-        PykvError: the server does not answer, or may not be watched by this tenant.
+        PykvError: the server does not answer at the start, or may not be watched by this tenant.
     """
     options = _parser().parse_args(arguments)
     console = console or Console()
@@ -39,23 +36,15 @@ def main(arguments: Sequence[str] | None = None, console: Console | None = None)
 
 async def _watch(options: argparse.Namespace, console: Console) -> None:
     async with client_of(options) as client:
-        description = await client.get_model()
-        history = History()
-        shown = frame(description, options.address, history.add(await _sample(client)))
+        watch = Watch(client, options.address)
+        shown = await watch.next()
         if options.once:
             console.print(shown)
             return
         with Live(shown, console=console, auto_refresh=False, screen=console.is_terminal) as live:
             while True:
                 await sleep(options.interval)
-                span = history.add(await _sample(client))
-                live.update(frame(description, options.address, span), refresh=True)
-
-
-async def _sample(client: Client) -> Sample:
-    health = await client.health()
-    counts, times = await client.get_counts_and_times()
-    return Sample(time.monotonic(), health, counts, times)
+                live.update(await watch.next_or_gone(), refresh=True)
 
 
 def _parser() -> argparse.ArgumentParser:

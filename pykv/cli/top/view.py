@@ -10,7 +10,7 @@ from rich.text import Text
 from pykv.cli.top.sample import Span
 from pykv.service.served import ModelDescription
 
-__all__ = ["block_map", "frame"]
+__all__ = ["block_map", "frame", "gone"]
 
 MAP_CELLS = 240
 MAP_WIDTH = 60
@@ -36,6 +36,12 @@ def frame(description: ModelDescription, address: str, span: Span) -> Renderable
         _requests(span),
         _times(span),
     )
+
+
+def gone(address: str, reason: str, last: RenderableType) -> RenderableType:
+    """The last frame that was seen of a server that does not answer any more."""
+    news = f"{address} is gone: {reason}\ntrying again; Ctrl-C ends. What it said last:"
+    return Group(Text(news, "bold red"), last)
 
 
 def block_map(counts: Iterable[int], cells: int) -> list[int]:

@@ -10,9 +10,16 @@ from grpclib.protocol import H2Protocol
 from h2.config import H2Configuration
 from h2.errors import ErrorCodes
 from h2.events import Event
+from h2.utilities import SizeLimitDict
 from hyperframe.frame import Frame, GoAwayFrame
 
 __all__ = ["PatientChannel"]
+
+MAX_CLOSED_STREAMS = 8192
+"""Of so many calls their ends are remembered, for what a server still sends to one that was left.
+
+More than may run at once on one connection; what comes for one that was forgotten ends the connection.
+"""
 
 Received = tuple[list[Frame], list[Event]]
 
@@ -53,9 +60,11 @@ class PatientProtocol(H2Protocol):
         self._live = live
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Takes the server's goodbye away from h2, which would take the connection for closed."""
+        """Bounds what h2 remembers, and takes the goodbye away from it, by which it would take all for closed."""
         super().connection_made(transport)
-        dispatch = self.connection._connection._frame_dispatch_table
+        h2 = self.connection._connection
+        h2._closed_streams = SizeLimitDict(size_limit=MAX_CLOSED_STREAMS)
+        dispatch = h2._frame_dispatch_table
         dispatch[GoAwayFrame] = self._goodbye(dispatch[GoAwayFrame])
         self._live.add(self)
 

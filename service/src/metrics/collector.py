@@ -13,7 +13,7 @@ from pykv.service.calls import Calls
 from pykv.service.health import HealthState
 from pykv.service.metrics.families import counted_families, description_families, timed_families
 from pykv.service.served import ServedModel, TokenEngine
-from pykv.service.transport import CallServer
+from pykv.service.transport import CallServer, Offence
 
 __all__ = ["DaemonCollector"]
 
@@ -70,9 +70,20 @@ class DaemonCollector(Collector):
             yield from counted_families(stats, model, self._prefixes)
 
     def _own(self) -> Iterator[Metric]:
+        """What the daemon counts itself, with an engine and without."""
+        yield from self._of_connections()
+        yield from self._of_calls()
         ready = GaugeMetricFamily("pykv:ready", "Whether requests are served: 1 or 0.")
         ready.add_metric([], float(self._health.is_ready))
         yield ready
+        if self._num_replays_refused is not None:
+            replays = CounterMetricFamily(
+                "pykv:kv_event_replays_refused", "Messages to --kv-events-zmq-replay that were no requests."
+            )
+            replays.add_metric([], self._num_replays_refused())
+            yield replays
+
+    def _of_connections(self) -> Iterator[Metric]:
         connections = GaugeMetricFamily("pykv:connections", "Connections that are open.")
         connections.add_metric([], self._server.num_connections)
         yield connections
@@ -82,6 +93,14 @@ class DaemonCollector(Collector):
         for limit in ("max_connections", "max_connections_per_peer", "connections_per_second"):
             refused.add_metric([limit], self._server.num_refused.get(limit, 0))
         yield refused
+        closed = CounterMetricFamily(
+            "pykv:connections_closed", "Connections that the daemon closed, by the reason.", labels=["reason"]
+        )
+        for offence in Offence:
+            closed.add_metric([offence.label], self._server.num_closed.get(offence, 0))
+        yield closed
+
+    def _of_calls(self) -> Iterator[Metric]:
         calls = GaugeMetricFamily("pykv:calls_in_flight", "Calls that have not ended.")
         calls.add_metric([], len(self._calls))
         yield calls
@@ -89,12 +108,6 @@ class DaemonCollector(Collector):
         for status, count in self._calls.ended_by_status().items():
             ended.add_metric([status], count)
         yield ended
-        if self._num_replays_refused is not None:
-            replays = CounterMetricFamily(
-                "pykv:kv_event_replays_refused", "Messages to --kv-events-zmq-replay that were no requests."
-            )
-            replays.add_metric([], self._num_replays_refused())
-            yield replays
         tenants = GaugeMetricFamily(
             "pykv:tenant_calls_in_flight", "Requests of a tenant that have not ended.", labels=["tenant"]
         )

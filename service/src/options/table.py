@@ -174,6 +174,27 @@ class ServeOptions:
     control_frames_per_second: float = _option(
         200.0, rate(1, 1e6), NETWORK, "the same in the long run; small DATA and WINDOW_UPDATE count a tenth"
     )
+    keepalive_time: float = _option(
+        30.0,
+        seconds(0.1, 86400),
+        NETWORK,
+        "after so long without a byte from a client it is asked, by a PING, whether it is there",
+    )
+    keepalive_timeout: float = _option(
+        20.0, seconds(0.1, 3600), NETWORK, "how long it may take to answer; then its connection is closed"
+    )
+    keepalive_permit_without_calls: bool = _option(
+        True, FLAG, NETWORK, "ask clients without calls too, and let them ask as often as others"
+    )
+    min_recv_ping_interval_without_data: float = _option(
+        5.0, seconds(0, 86400), NETWORK, "between two PINGs of a client to which nothing was sent meanwhile"
+    )
+    max_ping_strikes: int = _option(
+        2,
+        integer(0, 10**6),
+        NETWORK,
+        "PINGs that may come sooner; then the connection is closed; 0: any number",
+    )
     max_streams: int = _option(4096, integer(1, 2**31 - 1), NETWORK, "calls at once on one connection")
     max_message_size: int = _option(16 * 2**20, SIZE, NETWORK, "size of a request; larger ones are refused")
     max_pending_tokens: int = _option(

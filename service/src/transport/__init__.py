@@ -4,6 +4,7 @@ The classes reach into private parts of grpclib 0.4.9: its version is pinned, an
 """
 
 from pykv.service.transport.limits import TransportLimits
+from pykv.service.transport.offence import Offence
 from pykv.service.transport.server import CallServer
 
-__all__ = ["CallServer", "TransportLimits"]
+__all__ = ["CallServer", "Offence", "TransportLimits"]

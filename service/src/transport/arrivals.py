@@ -10,6 +10,7 @@ import structlog
 from h2.errors import ErrorCodes
 from hyperframe.frame import SettingsFrame
 
+from pykv.service.bounded_log import BoundedLog
 from pykv.service.transport.connection import ServerProtocol
 from pykv.service.transport.goaway import goaway
 from pykv.service.transport.peers import Peers, peer_of
@@ -32,8 +33,9 @@ class Arrivals:
         listener: a bound socket, which it owns.
         peers: count the connections, and refuse some.
         make_protocol: makes the protocol of an admitted connection of a peer.
-        forget: told of each protocol whose connection never began.
+        take: given each protocol once its connection has begun, or is closed because it never will.
         handshake_seconds: how long TLS may take to begin.
+        lines: where refusals are told.
 
     Attributes:
         tls: what the connections that still come begin with; None = plain text.
@@ -44,30 +46,40 @@ class Arrivals:
         listener: socket.socket,
         peers: Peers,
         make_protocol: Callable[[str], ServerProtocol],
-        forget: Callable[[ServerProtocol], None],
+        take: Callable[[ServerProtocol], None],
         tls: ssl.SSLContext | None,
         handshake_seconds: float,
+        lines: BoundedLog,
     ) -> None:
         listener.setblocking(False)
         self.tls = tls
         self._listener = listener
         self._peers = peers
         self._make_protocol = make_protocol
-        self._forget = forget
+        self._take = take
+        self._lines = lines
         self._handshake_seconds = handshake_seconds
         self._beginning: dict[asyncio.Task[None], ServerProtocol] = {}
         self._loop = asyncio.get_running_loop()
         self._listen()
 
+    @property
+    def num_beginning(self) -> int:
+        """Connections that were accepted and have not begun."""
+        return len(self._beginning)
+
     def close(self) -> None:
-        """Takes no more connections, and gives the handshakes up that are not done.
+        """Takes no more connections; those that were accepted may begin."""
+        if self._listener.fileno() >= 0:
+            self._loop.remove_reader(self._listener)
+            self._listener.close()
+
+    def give_up(self) -> None:
+        """Closes those that are amid their handshake.
 
         A connection in plain text begins in the loop's next turn, and one that has begun is open like any other:
         uvloop would close the socket of a task that is cancelled then, and never say that the connection is lost.
         """
-        if self._listener.fileno() >= 0:
-            self._loop.remove_reader(self._listener)
-            self._listener.close()
         if self.tls is None:
             return
         for task, protocol in self._beginning.items():
@@ -98,9 +110,9 @@ class Arrivals:
                 self._loop.call_later(RETRY_SECONDS, self._listen)
                 return
             connection.setblocking(False)
-            self._take(connection, peer_of(address))
+            self._admit(connection, peer_of(address))
 
-    def _take(self, connection: socket.socket, peer: str) -> None:
+    def _admit(self, connection: socket.socket, peer: str) -> None:
         limit = self._peers.admit(peer)
         if limit is not None:
             self._refuse(connection, peer, limit)
@@ -112,7 +124,7 @@ class Arrivals:
 
     def _refuse(self, connection: socket.socket, peer: str, limit: str) -> None:
         """Says why, in the only way that HTTP/2 has, and closes; under TLS that would cost a handshake."""
-        log.info("connection refused", limit=limit, peer=peer)
+        self._lines.write("info", "connection refused", {"limit": limit}, peer=peer)
         with connection, suppress(OSError):
             if self.tls is None:
                 reason = goaway(0, ErrorCodes.ENHANCE_YOUR_CALM, f"{limit} is reached")
@@ -132,4 +144,4 @@ class Arrivals:
         del self._beginning[task]
         if not protocol.has_begun:  # else it leaves when it is lost
             self._peers.leave(peer)
-            self._forget(protocol)
+        self._take(protocol)

@@ -4,137 +4,29 @@ import asyncio
 import time
 from typing import cast
 
-import structlog
 from grpclib.config import Configuration
-from grpclib.metadata import encode_grpc_message
-from grpclib.protocol import Connection, EventsProcessor, H2Protocol
-from grpclib.utils import Wrapper
+from grpclib.protocol import H2Protocol
 from h2.config import H2Configuration
-from h2.connection import ConnectionState, H2Connection
 from h2.errors import ErrorCodes
-from h2.events import DataReceived, Event, RequestReceived, StreamReset, WindowUpdated
 from h2.settings import SettingCodes, Settings
 
+from pykv.service.bounded_log import BoundedLog
+from pykv.service.transport.events import LARGEST_STREAM_ID, BoundedConnection, CallEvents
 from pykv.service.transport.frame_meter import FrameMeter
-from pykv.service.transport.goaway import goaway
 from pykv.service.transport.handler import CallHandler
-from pykv.service.transport.headers import MAX_HEADER_BYTES, HeaderFault, fault_of
+from pykv.service.transport.headers import MAX_HEADER_BYTES
 from pykv.service.transport.http2 import BoundedH2Connection
+from pykv.service.transport.keepalive import Keepalive
 from pykv.service.transport.limits import TransportLimits
+from pykv.service.transport.offence import Offence
 from pykv.service.transport.peers import Peers
-from pykv.service.transport.stream import BoundedStream, UnfinishedMessages
 from pykv.service.transport.writer import TickWriter
 
 __all__ = ["ServerProtocol"]
 
-LARGEST_STREAM_ID = 2**31 - 1
 FEED_BYTES = 4096
 FEED_SECONDS = 0.005
 MAX_UNFED_BYTES = 256 * 1024
-TOO_MANY_FRAMES = "too many resets, control frames or header fields"
-
-log = structlog.get_logger("pykv.service")
-
-
-class BoundedConnection(Connection):
-    """A connection whose streams are bounded."""
-
-    def __init__(
-        self,
-        h2: H2Connection,
-        writer: TickWriter,
-        config: Configuration,
-        limits: TransportLimits,
-        meter: FrameMeter,
-    ) -> None:
-        super().__init__(h2, writer.as_transport(), config=config)
-        self.h2 = h2
-        self._writer = writer
-        self._limits = limits
-        self.meter = meter
-        self.unfinished = UnfinishedMessages(limits)
-
-    def feed(self, data: bytes) -> list[Event]:
-        """What `data` says, without that for which nothing needs to be done.
-
-        That is the calls that it both begins and resets, and all but the last update of the connection's window, of
-        each of which every stream would be told.
-        """
-        events = super().feed(data)
-        resets = [event for event in events if isinstance(event, StreamReset)]
-        if resets:
-            self.meter.charge(sum(not event.remote_reset for event in resets))  # h2 did, because of an error
-        gone = {event.stream_id for event in resets}
-        needless = {
-            id(event) for event in events if isinstance(event, RequestReceived) and event.stream_id in gone
-        }
-        updates = [event for event in events if isinstance(event, WindowUpdated) and event.stream_id == 0]
-        needless.update(map(id, updates[:-1]))
-        return [event for event in events if id(event) not in needless] if needless else events
-
-    def create_stream(self, *, stream_id: int | None = None, wrapper: Wrapper | None = None) -> BoundedStream:
-        """The stream of a call that a client began."""
-        if stream_id is None:
-            raise ValueError("stream_id is None; allowed: the id that the client chose")
-        return BoundedStream(self, self.h2, self._writer, self._limits, stream_id, self.unfinished)
-
-
-class CallEvents(EventsProcessor):
-    """Hands HTTP/2 events to the calls, and refuses calls that begin after the last one that is served."""
-
-    last_stream_id = LARGEST_STREAM_ID
-    connection: BoundedConnection
-
-    def process(self, event: Event) -> None:
-        """Handles what is known; frames of extensions are ignored, as HTTP/2 demands."""
-        processors = getattr(self, "processors", {})  # gone once the connection is closed
-        if type(event) in processors:
-            processors[type(event)](event)
-
-    def process_request_received(self, event: RequestReceived) -> None:
-        """Begins a call, or lets the client know that it may try elsewhere, or what is wrong with its headers."""
-        assert event.stream_id is not None  # h2 sets it
-        if event.stream_id > self.last_stream_id:
-            self._reset(event.stream_id, ErrorCodes.REFUSED_STREAM)
-            return
-        fault = fault_of(cast("list[tuple[str, str]]", event.headers))  # h2 decodes them
-        if fault is None:
-            super().process_request_received(event)
-        else:
-            self._refuse(event.stream_id, fault)
-
-    def process_data_received(self, event: DataReceived) -> None:
-        """Buffers data; an empty frame is no end of the stream."""
-        if event.flow_controlled_length:
-            super().process_data_received(event)
-
-    def _refuse(self, stream_id: int, fault: HeaderFault) -> None:
-        log.debug("headers refused", reason=fault.message)
-        self.connection.meter.charge(1.0)
-        if fault.status is None:
-            self._reset(stream_id, ErrorCodes.PROTOCOL_ERROR)
-            return
-        if self._can_answer(stream_id):
-            headers = [
-                (":status", "200"),
-                ("content-type", "application/grpc"),
-                ("grpc-status", str(fault.status.value)),
-                ("grpc-message", encode_grpc_message(fault.message)),
-            ]
-            self.connection.h2.send_headers(stream_id, headers, end_stream=True)
-        self._reset(stream_id, ErrorCodes.NO_ERROR)  # the rest of a request that has not ended
-
-    def _reset(self, stream_id: int, code: ErrorCodes) -> None:
-        if self._can_answer(stream_id):
-            self.connection.h2.reset_stream(stream_id, code)
-
-    def _can_answer(self, stream_id: int) -> bool:
-        """Whether neither a later frame that came with the headers nor an answer has closed the stream."""
-        h2 = self.connection.h2
-        stream = h2.streams.get(stream_id)
-        return (
-            h2.state_machine.state is not ConnectionState.CLOSED and stream is not None and not stream.closed
-        )
 
 
 class ServerProtocol(H2Protocol):
@@ -143,6 +35,7 @@ class ServerProtocol(H2Protocol):
     Args:
         live: the connections that have begun and are not lost; it is one of them meanwhile.
         peers: where `peer` was admitted, and leaves when the connection is lost.
+        lines: where it is told why the connection was closed.
 
     Attributes:
         has_begun: whether the connection was made, its TLS handshake included.
@@ -160,6 +53,7 @@ class ServerProtocol(H2Protocol):
         live: "set[ServerProtocol]",
         peers: Peers,
         peer: str,
+        lines: BoundedLog,
     ) -> None:
         super().__init__(handler, config, h2_config)
         self.has_begun = False
@@ -167,11 +61,13 @@ class ServerProtocol(H2Protocol):
         self._live = live
         self._peers = peers
         self._peer = peer
+        self._lines = lines
         self._lost = asyncio.Event()
         self._unfed = bytearray()
         self._is_paused = False
         self._stalled: asyncio.TimerHandle | None = None
         self._overdue: asyncio.TimerHandle | None = None
+        self._is_sent_away = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Says the settings, once, and waits for calls."""
@@ -186,14 +82,18 @@ class ServerProtocol(H2Protocol):
         h2.increment_flow_control_window(more_window)
         self.connection = BoundedConnection(h2, self._writer, self.config, self._limits, meter)
         self.connection.flush()
-        self.connection.initialize()
         self.processor = CallEvents(self.handler, self.connection)
+        self._keepalive = Keepalive(
+            self._limits, self.connection.ping, lambda: bool(self.processor.streams), self._end_vanished
+        )
         self._live.add(self)
         self._expect_more()
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """Ends the calls of this connection."""
         self._lost.set()
+        self._keepalive.stop()
+        del self._keepalive  # each would hold the other
         self._live.discard(self)
         self._peers.leave(self._peer)
         self._expect_nothing()
@@ -203,13 +103,14 @@ class ServerProtocol(H2Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Takes what the client sent; one that sends too many resets, control frames or header fields is sent away."""
-        meter = self.connection.meter
-        if meter.is_overdrawn:
+        if self._is_sent_away:
             return  # what still came before the connection was closed
+        self._keepalive.hear()
+        meter = self.connection.meter
         num_begun = meter.num_begun
         meter.read(data, len(self.connection.h2.streams))
         if meter.is_overdrawn:
-            self._send_away(TOO_MANY_FRAMES)
+            self._send_away(Offence.CONTROL_FRAMES)
             return
         is_first = not self._unfed
         self._unfed += data
@@ -217,7 +118,7 @@ class ServerProtocol(H2Protocol):
             self._feed()
         else:  # a later turn goes on with all of it
             self._heed_unfed()
-        if meter.is_overdrawn:
+        if self._is_sent_away:
             return
         if not meter.is_amid:
             self._expect_nothing()
@@ -231,8 +132,9 @@ class ServerProtocol(H2Protocol):
             data = bytes(self._unfed[:FEED_BYTES])
             del self._unfed[:FEED_BYTES]
             super().data_received(data)
-            if self.connection.meter.is_overdrawn:
-                self._send_away(TOO_MANY_FRAMES)
+            offence = self.connection.offence
+            if offence is not None:
+                self._send_away(offence)
                 return
             if self._unfed and time.monotonic() >= due:
                 self._heed_unfed()
@@ -268,12 +170,12 @@ class ServerProtocol(H2Protocol):
 
     def announce_end(self) -> None:
         """Asks the client to begin no more calls here; those on their way are still served."""
-        self._writer.write(goaway(LARGEST_STREAM_ID))
+        self.connection.say_goodbye(LARGEST_STREAM_ID)
 
     def refuse_further_calls(self) -> None:
         """Serves the calls that have begun, and no other."""
-        self.processor.last_stream_id = self.connection.h2.highest_inbound_stream_id
-        self._writer.write(goaway(self.processor.last_stream_id))
+        self.processor.last_stream_id = self.processor.last_begun
+        self.connection.say_goodbye(self.processor.last_stream_id)
 
     def close(self) -> None:
         """Closes the connection once what was sent is out, or soon after."""
@@ -299,19 +201,28 @@ class ServerProtocol(H2Protocol):
         """Gives the client its time for what it has begun to send."""
         self._expect_nothing()
         loop = asyncio.get_running_loop()
-        self._overdue = loop.call_later(
-            self._limits.request_seconds, self._send_away, "the rest of a frame did not come in time"
-        )
+        self._overdue = loop.call_later(self._limits.request_seconds, self._send_away, Offence.OVERDUE)
 
     def _expect_nothing(self) -> None:
         if self._overdue is not None:
             self._overdue.cancel()
             self._overdue = None
 
-    def _send_away(self, reason: str) -> None:
-        log.warning("connection closed", reason=reason, peer=self._transport.get_extra_info("peername"))
+    def _send_away(self, offence: Offence) -> None:
+        self._is_sent_away = True
+        self._tell(offence)
+        self._keepalive.stop()
         self._expect_nothing()
         self._unfed.clear()
-        last_stream_id = self.connection.h2.highest_inbound_stream_id
-        self._writer.write(goaway(last_stream_id, ErrorCodes.ENHANCE_YOUR_CALM, reason))
-        self.processor.close(reason)
+        self.connection.say_goodbye(self.processor.last_begun, ErrorCodes.ENHANCE_YOUR_CALM, offence.value)
+        self.processor.close(offence.value)
+
+    def _end_vanished(self) -> None:
+        """Closes at once: what was sent would wait for a peer that does not answer."""
+        self._tell(Offence.VANISHED)
+        self.abort()
+
+    def _tell(self, offence: Offence) -> None:
+        self._peers.count_closed(offence)
+        peer = self._transport.get_extra_info("peername")
+        self._lines.write("warning", "connection closed", {"reason": offence.value}, peer=peer)

@@ -5,10 +5,11 @@ from copy import copy
 
 from h2.config import H2Configuration
 from h2.connection import H2Connection
-from h2.events import Event
+from h2.errors import ErrorCodes
+from h2.events import ConnectionTerminated, Event
 from h2.settings import SettingCodes
 from hpack import Decoder, HeaderTuple, HPACKDecodingError, OversizedHeaderListError
-from hyperframe.frame import Frame, SettingsFrame
+from hyperframe.frame import Frame, GoAwayFrame, SettingsFrame
 
 __all__ = ["BoundedH2Connection"]
 
@@ -71,6 +72,18 @@ class BoundedH2Connection(H2Connection):
         config.header_encoding = "latin-1"
         super().__init__(config)
         self.decoder = BoundedDecoder(charge_fields)
+
+    def _receive_goaway_frame(self, frame: GoAwayFrame) -> tuple[list[Frame], list[Event]]:
+        """Leaves the connection open at a goodbye without an error, for the calls that have begun.
+
+        h2 would take it for closed, and drop what waits to be sent.
+        """
+        if frame.error_code != ErrorCodes.NO_ERROR:
+            return super()._receive_goaway_frame(frame)
+        event = ConnectionTerminated()
+        event.error_code = ErrorCodes.NO_ERROR
+        event.last_stream_id = frame.last_stream_id
+        return [], [event]
 
     def _receive_settings_frame(self, frame: SettingsFrame) -> tuple[list[Frame], list[Event]]:
         """Ignores what is unknown, as HTTP/2 demands, and takes no larger table for headers than the default.

@@ -18,8 +18,11 @@ class TransportLimits:
         max_streams: calls at once on one connection.
         max_message_bytes: size of one received message; a larger one is refused before it is read.
         stall_seconds: how long a client may leave what was sent to it unread.
-        keepalive_seconds: how often a connection with calls is probed; a peer that is gone is noticed
-            after that and `KEEPALIVE_TIMEOUT_SECONDS`.
+        keepalive_seconds: after so long without a byte from the client it is asked, by a PING, whether it is there.
+        keepalive_timeout_seconds: how long it may take to answer.
+        keepalive_permit_without_calls: whether it is asked, and may ask, while it has no calls.
+        min_ping_interval_seconds: between two PINGs of a client to which nothing was sent meanwhile.
+        max_ping_strikes: PINGs that may come sooner; a connection with more is closed; 0 = any number.
         control_frames_burst, control_frames_per_second: resets and other frames that cost a client nearly nothing,
             at once and in the long run; a connection with more is closed.
     """
@@ -32,5 +35,9 @@ class TransportLimits:
     max_message_bytes: int = 16 * 2**20
     stall_seconds: float = 30.0
     keepalive_seconds: float = 30.0
+    keepalive_timeout_seconds: float = 20.0
+    keepalive_permit_without_calls: bool = True
+    min_ping_interval_seconds: float = 5.0
+    max_ping_strikes: int = 2
     control_frames_burst: int = 1000
     control_frames_per_second: float = 200.0

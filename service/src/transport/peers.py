@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from pykv.service.transport.limits import TransportLimits
+from pykv.service.transport.offence import Offence
 
 __all__ = ["Peers", "peer_of"]
 
@@ -32,6 +33,7 @@ class Peers:
         self._peers: OrderedDict[str, Peer] = OrderedDict()
         self._num_open = 0
         self._refused: Counter[str] = Counter()
+        self._closed: Counter[Offence] = Counter()
 
     @property
     def num_open(self) -> int:
@@ -42,6 +44,15 @@ class Peers:
     def num_refused(self) -> Mapping[str, int]:
         """Connections that were refused, by the name of the limit."""
         return self._refused
+
+    @property
+    def num_closed(self) -> Mapping[Offence, int]:
+        """Connections that were closed because of what their clients did."""
+        return self._closed
+
+    def count_closed(self, offence: Offence) -> None:
+        """Counts one of those; it is open until it leaves."""
+        self._closed[offence] += 1
 
     def admit(self, name: str) -> str | None:
         """Counts a new connection of a peer; where a limit forbids it, nothing but the limit's name is counted.

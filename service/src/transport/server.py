@@ -15,15 +15,16 @@ from grpclib.encoding.proto import ProtoCodec, ProtoStatusDetailsCodec
 from grpclib.exceptions import GRPCError
 from grpclib.server import Server
 
+from pykv.service.bounded_log import BoundedLog
 from pykv.service.transport.arrivals import Arrivals
 from pykv.service.transport.connection import ServerProtocol
 from pykv.service.transport.handler import CallHandler
 from pykv.service.transport.limits import TransportLimits
+from pykv.service.transport.offence import Offence
 from pykv.service.transport.peers import Peers
 
 __all__ = ["CallServer"]
 
-KEEPALIVE_TIMEOUT_SECONDS = 20.0
 CLOSE_SECONDS = 5.0
 HANDSHAKE_SECONDS = 10.0
 BACKLOG = 1024
@@ -46,25 +47,31 @@ class StrictCodec(ProtoCodec):
 
 
 class CallServer(Server):
-    """Listens, and knows its connections, so that they can be asked to end."""
+    """Listens, and knows its connections, so that they can be asked to end.
 
-    def __init__(self, services: Collection[IServable], limits: TransportLimits) -> None:
+    Args:
+        lines: where connections that are refused or sent away are told.
+    """
+
+    def __init__(self, services: Collection[IServable], limits: TransportLimits, lines: BoundedLog) -> None:
         super().__init__(
             services,
             codec=StrictCodec(),
             status_details_codec=ProtoStatusDetailsCodec(),
-            config=_configuration(limits),
+            config=Configuration(_keepalive_time=None),  # see Keepalive
         )
         self._limits = limits
+        self._lines = lines
         self._connections: set[ServerProtocol] = set()
         self._peers = Peers(limits)
         self._arrivals: Arrivals | None = None
+        self._goodbye_seconds: float | None = None
 
     async def listen(self, listener: socket.socket, tls: ssl.SSLContext | None = None) -> None:
         """Takes connections of a bound socket, which it owns from now on."""
         handshake_seconds = min(HANDSHAKE_SECONDS, self._limits.request_seconds)
         self._arrivals = Arrivals(
-            listener, self._peers, self._make_protocol, self._forget, tls, handshake_seconds
+            listener, self._peers, self._make_protocol, self._take, tls, handshake_seconds, self._lines
         )
         self._server = cast(asyncio.AbstractServer, self._arrivals)
         self._server_closed_fut = self._loop.create_future()
@@ -84,26 +91,42 @@ class CallServer(Server):
         """Connections that were refused, by the name of the limit."""
         return self._peers.num_refused
 
+    @property
+    def num_closed(self) -> Mapping[Offence, int]:
+        """Connections that were closed because of what their clients did."""
+        return self._peers.num_closed
+
     def stop_listening(self) -> None:
-        """Takes no more connections."""
+        """Takes no more connections; the handshakes that have begun go on."""
         if self._arrivals is not None:
             self._arrivals.close()
 
-    def announce_end(self) -> None:
-        """Asks all clients to begin no more calls."""
+    async def say_goodbye(self, wait_seconds: float) -> None:
+        """Asks all clients to begin no more calls here, and serves only those that begin within `wait_seconds`.
+
+        Who is amid a handshake is asked once that is done, and has as long from then on.
+        """
+        self._goodbye_seconds = wait_seconds
+        if not self.num_connections:
+            return
         for connection in list(self._connections):
             connection.announce_end()
-
-    def refuse_further_calls(self) -> None:
-        """Serves only the calls that have begun."""
+        await anyio.sleep(wait_seconds)
         for connection in list(self._connections):
             connection.refuse_further_calls()
+
+    async def wait_begun(self) -> None:
+        """Returns once whoever was amid a handshake at the goodbye has begun the calls that are served, or has left."""
+        if self._arrivals is not None and self._arrivals.num_beginning:
+            await self._arrivals.wait_closed()
+            await anyio.sleep(self._goodbye_seconds or 0.0)
 
     async def end(self) -> None:
         """Cancels what still runs and closes every connection, in bounded time."""
         if self._arrivals is None:
             return
         self.stop_listening()
+        self._arrivals.give_up()
         with anyio.move_on_after(CLOSE_SECONDS):
             await self._arrivals.wait_closed()  # who still begins is closed with the others
         self.close()
@@ -127,18 +150,20 @@ class CallServer(Server):
         handler = CallHandler(self._mapping, self._codec, self._status_details_codec, self.__dispatch__)
         self._handlers.add(handler)
         return ServerProtocol(
-            handler, self._config, self._h2_config, self._limits, self._connections, self._peers, peer
+            handler,
+            self._config,
+            self._h2_config,
+            self._limits,
+            self._connections,
+            self._peers,
+            peer,
+            self._lines,
         )
 
-    def _forget(self, protocol: ServerProtocol) -> None:
-        """Drops the handler of a connection that never began: nothing else would ever close it."""
-        self._handlers.discard(cast(CallHandler, protocol.handler))
-
-
-def _configuration(limits: TransportLimits) -> Configuration:
-    return Configuration(
-        _keepalive_time=limits.keepalive_seconds,
-        _keepalive_timeout=KEEPALIVE_TIMEOUT_SECONDS,
-        _http2_max_pings_without_data=0,
-        _http2_min_sent_ping_interval_without_data=limits.keepalive_seconds / 2,
-    )
+    def _take(self, protocol: ServerProtocol) -> None:
+        """Takes a connection that has begun; drops the handler of one that never will, which nothing else would do."""
+        if not protocol.has_begun:
+            self._handlers.discard(cast(CallHandler, protocol.handler))
+        elif self._goodbye_seconds is not None:
+            protocol.announce_end()
+            self._loop.call_later(self._goodbye_seconds, protocol.refuse_further_calls)

@@ -1,0 +1,203 @@
+"""What one connection's frames do: calls begin, are refused, and end."""
+
+from collections.abc import Callable
+from typing import cast
+
+import structlog
+from grpclib.config import Configuration
+from grpclib.metadata import encode_grpc_message
+from grpclib.protocol import Connection, EventsProcessor, Stream
+from grpclib.utils import Wrapper
+from h2.connection import ConnectionState, H2Connection
+from h2.errors import ErrorCodes
+from h2.events import (
+    ConnectionTerminated,
+    DataReceived,
+    Event,
+    PingReceived,
+    RequestReceived,
+    StreamReset,
+    WindowUpdated,
+)
+
+from pykv.service.transport.frame_meter import FrameMeter
+from pykv.service.transport.goaway import goaway
+from pykv.service.transport.headers import HeaderFault, fault_of
+from pykv.service.transport.limits import TransportLimits
+from pykv.service.transport.offence import Offence
+from pykv.service.transport.ping_strikes import PingStrikes
+from pykv.service.transport.stream import BoundedStream, UnfinishedMessages
+from pykv.service.transport.writer import TickWriter
+
+__all__ = ["LARGEST_STREAM_ID", "BoundedConnection", "CallEvents"]
+
+LARGEST_STREAM_ID = 2**31 - 1
+PING_DATA = b"pykv-srv"
+
+log = structlog.get_logger("pykv.service")
+
+
+class BoundedConnection(Connection):
+    """A connection whose streams are bounded."""
+
+    def __init__(
+        self,
+        h2: H2Connection,
+        writer: TickWriter,
+        config: Configuration,
+        limits: TransportLimits,
+        meter: FrameMeter,
+    ) -> None:
+        super().__init__(h2, writer.as_transport(), config=config)
+        self.h2 = h2
+        self._writer = writer
+        self._limits = limits
+        self.meter = meter
+        self.pings = PingStrikes(limits)
+        self.unfinished = UnfinishedMessages(limits)
+
+    @property
+    def offence(self) -> Offence | None:
+        """Why the peer must be sent away; None where there is no reason to."""
+        if self.meter.is_overdrawn:
+            return Offence.CONTROL_FRAMES
+        return Offence.PINGS if self.pings.are_too_many else None
+
+    def headers_send_process(self) -> None:
+        """Told by grpclib: headers were sent."""
+        super().headers_send_process()
+        self.pings.forgive()
+
+    def data_send_process(self) -> None:
+        """Told by grpclib: data was sent."""
+        super().data_send_process()
+        self.pings.forgive()
+
+    def ping(self) -> None:
+        """Asks the peer for an answer."""
+        if not self.is_closing():
+            self.h2.ping(PING_DATA)
+            self.flush()
+
+    def feed(self, data: bytes) -> list[Event]:
+        """What `data` says, without that for which nothing needs to be done.
+
+        That is the calls that it both begins and resets, and all but the last update of the connection's window, of
+        each of which every stream would be told.
+        """
+        events = super().feed(data)
+        resets = [event for event in events if isinstance(event, StreamReset)]
+        if resets:
+            self.meter.charge(sum(not event.remote_reset for event in resets))  # h2 did, because of an error
+        gone = {event.stream_id for event in resets}
+        needless = {
+            id(event) for event in events if isinstance(event, RequestReceived) and event.stream_id in gone
+        }
+        updates = [event for event in events if isinstance(event, WindowUpdated) and event.stream_id == 0]
+        needless.update(map(id, updates[:-1]))
+        return [event for event in events if id(event) not in needless] if needless else events
+
+    def say_goodbye(
+        self, last_stream_id: int, error_code: ErrorCodes = ErrorCodes.NO_ERROR, reason: str = ""
+    ) -> None:
+        """Tells the peer that of the calls that it begins those after `last_stream_id` are not served."""
+        self._writer.write(goaway(last_stream_id, error_code, reason))
+
+    def create_stream(self, *, stream_id: int | None = None, wrapper: Wrapper | None = None) -> BoundedStream:
+        """The stream of a call that a client began."""
+        if stream_id is None:
+            raise ValueError("stream_id is None; allowed: the id that the client chose")
+        return BoundedStream(self, self.h2, self._writer, self._limits, stream_id, self.unfinished)
+
+
+class CallEvents(EventsProcessor):
+    """Hands HTTP/2 events to the calls, and refuses calls that begin after the last one that is served."""
+
+    last_stream_id = LARGEST_STREAM_ID
+    connection: BoundedConnection
+    _is_client_leaving = False
+
+    @property
+    def last_begun(self) -> int:
+        """The id of the last call that was, or is, served."""
+        return min(self.connection.h2.highest_inbound_stream_id, self.last_stream_id)
+
+    def process(self, event: Event) -> None:
+        """Handles what is known; frames of extensions are ignored, as HTTP/2 demands."""
+        processors = getattr(self, "processors", {})  # gone once the connection is closed
+        if type(event) in processors:
+            processors[type(event)](event)
+
+    def process_request_received(self, event: RequestReceived) -> None:
+        """Begins a call, or lets the client know that it may try elsewhere, or what is wrong with its headers."""
+        assert event.stream_id is not None  # h2 sets it
+        if event.stream_id > self.last_stream_id:
+            self._reset(event.stream_id, ErrorCodes.REFUSED_STREAM)
+            return
+        fault = fault_of(cast("list[tuple[str, str]]", event.headers))  # h2 decodes them
+        if fault is None:
+            super().process_request_received(event)
+        else:
+            self._refuse(event.stream_id, fault)
+
+    def process_data_received(self, event: DataReceived) -> None:
+        """Buffers data; an empty frame is no end of the stream."""
+        if event.flow_controlled_length:
+            super().process_data_received(event)
+
+    def process_ping_received(self, event: PingReceived) -> None:
+        """Counts it; h2 has answered."""
+        self.connection.pings.count(has_calls=bool(self.streams))
+
+    def process_connection_terminated(self, event: ConnectionTerminated) -> None:
+        """Ends the connection: at once because of an error, else with the last of its calls."""
+        if event.error_code == ErrorCodes.NO_ERROR:
+            self._is_client_leaving = True
+            self._close_if_done()
+        else:
+            super().process_connection_terminated(event)
+
+    def register(self, stream: Stream) -> Callable[[], None]:
+        """Knows a call until it is released by what is returned."""
+        release = super().register(stream)
+
+        def release_stream() -> None:
+            release()
+            self._close_if_done()
+
+        return release_stream
+
+    def _close_if_done(self) -> None:
+        """Closes a connection whose client has said goodbye, once no call is left."""
+        if self._is_client_leaving and not self.streams and not self.connection.is_closing():
+            self.connection.flush()
+            self.connection.say_goodbye(self.last_begun)
+            self.close("the client said goodbye")
+
+    def _refuse(self, stream_id: int, fault: HeaderFault) -> None:
+        log.debug("headers refused", reason=fault.message)
+        self.connection.meter.charge(1.0)
+        if fault.status is None:
+            self._reset(stream_id, ErrorCodes.PROTOCOL_ERROR)
+            return
+        if self._can_answer(stream_id):
+            headers = [
+                (":status", "200"),
+                ("content-type", "application/grpc"),
+                ("grpc-status", str(fault.status.value)),
+                ("grpc-message", encode_grpc_message(fault.message)),
+            ]
+            self.connection.h2.send_headers(stream_id, headers, end_stream=True)
+        self._reset(stream_id, ErrorCodes.NO_ERROR)  # the rest of a request that has not ended
+
+    def _reset(self, stream_id: int, code: ErrorCodes) -> None:
+        if self._can_answer(stream_id):
+            self.connection.h2.reset_stream(stream_id, code)
+
+    def _can_answer(self, stream_id: int) -> bool:
+        """Whether neither a later frame that came with the headers nor an answer has closed the stream."""
+        h2 = self.connection.h2
+        stream = h2.streams.get(stream_id)
+        return (
+            h2.state_machine.state is not ConnectionState.CLOSED and stream is not None and not stream.closed
+        )
