@@ -33,6 +33,7 @@ mod pool;
 mod product;
 mod quantize;
 mod read;
+mod score;
 mod simd;
 mod softmax;
 mod sum;

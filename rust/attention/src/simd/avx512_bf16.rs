@@ -5,7 +5,7 @@ use std::arch::x86_64::*;
 use std::mem::transmute;
 
 use super::avx512::{Avx512, computed, low_lanes};
-use super::{Arithmetic, MOST_LANES, Simd};
+use super::{Arithmetic, Simd};
 use crate::element::Element;
 use crate::view::Format;
 
@@ -61,6 +61,8 @@ impl Simd for Avx512Bf16 {
         sum(a: __m512) -> f32;
         lane0(a: __m512) -> f32;
         maximum(a: __m512) -> f32;
+        sum_in_blocks(vectors: [__m512; 4]) -> __m512;
+        transpose_blocks(vectors: [__m512; 4]) -> [__m512; 4];
         exceeds(a: __m512, bound: f32) -> bool;
         prefetch(address: *const u8) -> ();
     }
@@ -69,6 +71,12 @@ impl Simd for Avx512Bf16 {
     unsafe fn load(self, from: *const f32) -> __m512 {
         // SAFETY: the same contract.
         unsafe { self.0.load(from) }
+    }
+
+    #[inline(always)]
+    unsafe fn repeat(self, from: *const f32) -> __m512 {
+        // SAFETY: the same contract.
+        unsafe { self.0.repeat(from) }
     }
 
     #[inline(always)]
@@ -201,12 +209,12 @@ impl Arithmetic for Avx512Bf16 {
     type Chunk = [__m512; 2];
 
     #[inline(always)]
-    fn accumulate(self, sum: __m512, lanes: __m512, broadcast: __m512) -> __m512 {
+    fn accumulate(self, sum: __m512, lanes: __m512, other: __m512) -> __m512 {
         // SAFETY: a value of this type exists only where the instruction does; a vector's bits are reinterpreted.
         unsafe {
             let lanes = transmute::<__m512, __m512bh>(lanes);
-            let broadcast = transmute::<__m512, __m512bh>(broadcast);
-            _mm512_dpbf16_ps(sum, lanes, broadcast)
+            let other = transmute::<__m512, __m512bh>(other);
+            _mm512_dpbf16_ps(sum, lanes, other)
         }
     }
 
@@ -225,12 +233,6 @@ impl Arithmetic for Avx512Bf16 {
             };
             values.map(|values| _mm512_castsi512_ps(values))
         }
-    }
-
-    #[inline(always)]
-    unsafe fn store_transposed(self, rows: &[__m512; MOST_LANES], to: *mut f32, stride: usize) {
-        // SAFETY: the same contract.
-        unsafe { self.0.store_columns(rows, to, stride) }
     }
 
     #[inline(always)]
