@@ -13,6 +13,8 @@ pub(super) struct Geometry {
     pub(super) head_dim_v: usize,
     /// Words of a packed query or key.
     pub(super) query_words: usize,
+    /// Words of the keys that are scored at a time.
+    pub(super) key_words: usize,
     /// Words of a line of packed values.
     pub(super) value_words: usize,
     /// Words of a row's sums.
@@ -35,6 +37,7 @@ impl Geometry {
             head_dim_k,
             head_dim_v,
             query_words: lanes_k.next_multiple_of(16),
+            key_words: lanes_k.next_multiple_of(16) * kernels.lanes,
             value_words: head_dim_v.next_multiple_of(kernels.lanes * kernels.values),
             sums_words: head_dim_v.next_multiple_of(kernels.lanes * kernels.values),
             weight_words: SPAN / kernels.values,
@@ -132,7 +135,7 @@ pub(super) struct Scratch {
 impl Scratch {
     pub(super) fn reserve(&mut self, num_rows: usize, geometry: &Geometry) {
         self.queries.reserve(num_rows * geometry.query_words);
-        self.keys.reserve(16 * geometry.query_words);
+        self.keys.reserve(geometry.key_words);
         self.values.reserve(geometry.weight_words * geometry.value_words);
         self.scores.reserve(num_rows * SPAN);
         self.weights.reserve(num_rows * geometry.weight_words);
