@@ -3,6 +3,9 @@
 //! A core has few places for lines that are under way and drops what is asked for beyond them: many lines at once are
 //! lost, none for a while leaves the memory idle. So the asking keeps an even pace. And it goes through the memory in
 //! its order, a whole span of all heads ahead: long runs are served faster than the pieces that one head has.
+//!
+//! Where the computations are over sooner than the memory comes, even the slowest even pace is too fast. Then a part
+//! is left to be read at the end of a span, as fast as the memory gives it.
 
 use crate::simd::Simd;
 
@@ -15,7 +18,6 @@ const MOST_STRETCHES: usize = 256;
 /// The stages of the work on a KV head's span, in their order.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Stage {
-    Keys,
     Scores,
     Weights,
     Values,
@@ -29,32 +31,60 @@ pub(crate) enum Load {
     /// A few rows read each key and value: all stages wait for memory, and the values are summed where they are.
     #[default]
     FewRows,
+    /// The same with so many lines that the stages are over before they came.
+    Stream,
     /// More rows do: the values are copied first, and with many the products take nearly all of the time.
     ManyRows,
 }
 
 impl Load {
+    /// That of few rows over memory of so many lines, which hold numbers of so many bytes.
+    pub(crate) fn of_few_rows(num_lines: usize, number_bytes: usize) -> Load {
+        if number_bytes > 1 && num_lines >= STREAM_LINES { Load::Stream } else { Load::FewRows }
+    }
+
     /// The percentage of a turn's lines that were asked for at the end of a stage. Those of few rows are the fastest
     /// of some that were tried; those of many rows follow the stages' times.
     fn percentage(self, stage: Stage) -> usize {
         match (self, stage) {
-            (Load::FewRows, Stage::Keys) => 24,
-            (Load::FewRows, Stage::Scores) => 40,
-            (Load::FewRows, Stage::Weights) => 54,
-            (Load::ManyRows, Stage::Keys) => 3,
+            (Load::FewRows | Load::Stream, Stage::Scores) => 42,
+            (Load::FewRows | Load::Stream, Stage::Weights) => 54,
             (Load::ManyRows, Stage::Scores) => 43,
             (Load::ManyRows, Stage::Weights) => 54,
             (Load::ManyRows, Stage::Values) => 57,
-            (Load::FewRows, Stage::Values) | (_, Stage::Outputs) => 100,
+            (Load::FewRows | Load::Stream, Stage::Values) | (_, Stage::Outputs) => 100,
         }
     }
+
+    /// The percentage of the lines that are asked for at all; the others are read in the end.
+    fn asked_percentage(self) -> usize {
+        if self == Load::Stream { 82 } else { 100 }
+    }
 }
+
+/// From so many lines of a span on it pays to wait for those that were left.
+const STREAM_LINES: usize = 1024;
 
 /// Memory that lies side by side.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 struct Stretch {
     address: usize,
-    num_lines: usize,
+    num_bytes: usize,
+}
+
+impl Stretch {
+    fn num_lines(&self) -> usize {
+        self.num_bytes.div_ceil(LINE)
+    }
+
+    /// Takes up to `count` lines off its beginning, and returns one address in each of them.
+    fn take(&mut self, count: usize) -> impl ExactSizeIterator<Item = *const u8> + use<> {
+        let count = count.min(self.num_lines());
+        let first = self.address;
+        let num_bytes = self.num_bytes.min(count * LINE);
+        (self.address, self.num_bytes) = (first + num_bytes, self.num_bytes - num_bytes);
+        (0..count).map(move |line| (first + line * LINE) as *const u8)
+    }
 }
 
 /// Stretches of memory, and how much of them was asked for.
@@ -85,27 +115,28 @@ impl Ahead {
 
     /// Adds `num_bytes` from `address` on.
     pub(crate) fn add(&mut self, address: *const u8, num_bytes: usize) {
-        let end = (address as usize + num_bytes).next_multiple_of(LINE);
-        let address = address as usize / LINE * LINE;
-        if let Some(last) = self.stretches.last_mut() {
-            let last_end = last.address + last.num_lines * LINE;
-            if last.address <= address && address <= last_end && last_end <= end {
-                last.num_lines += (end - last_end) / LINE;
-                self.num_lines += (end - last_end) / LINE;
-                return;
-            }
-        }
-        if self.stretches.len() < MOST_STRETCHES {
-            let num_lines = (end - address) / LINE;
-            self.stretches.push(Stretch { address, num_lines });
-            self.num_lines += num_lines;
+        let stretch = Stretch { address: address as usize, num_bytes };
+        if let Some(last) = self.stretches.last_mut()
+            && last.address + last.num_bytes == stretch.address
+        {
+            self.num_lines -= last.num_lines();
+            last.num_bytes += num_bytes;
+            self.num_lines += last.num_lines();
+        } else if self.stretches.len() < MOST_STRETCHES {
+            self.num_lines += stretch.num_lines();
+            self.stretches.push(stretch);
         }
     }
 
-    /// The stretches: each one's address and lines.
+    /// How many lines there are.
+    pub(crate) fn num_lines(&self) -> usize {
+        self.num_lines
+    }
+
+    /// The stretches: each one's address and bytes.
     #[cfg(test)]
     pub(crate) fn listed(&self) -> Vec<(usize, usize)> {
-        self.stretches.iter().map(|stretch| (stretch.address, stretch.num_lines)).collect()
+        self.stretches.iter().map(|stretch| (stretch.address, stretch.num_bytes)).collect()
     }
 
     /// Begins turn `turn` of `num_turns`, each of which asks for an equal share.
@@ -116,8 +147,9 @@ impl Ahead {
     /// Begins a stage of the present turn, in which memory is asked for `times` times.
     #[inline(always)]
     pub(crate) fn enter(&mut self, stage: Stage, times: usize) {
+        let num_lines = self.num_lines * self.load.asked_percentage();
         let goal =
-            (self.num_lines << 16) / (100 * self.num_turns) * (100 * self.turn + self.load.percentage(stage));
+            (num_lines << 16) / (10_000 * self.num_turns) * (100 * self.turn + self.load.percentage(stage));
         self.pace = goal.saturating_sub(self.goal).div_ceil(times.max(1));
     }
 
@@ -127,18 +159,35 @@ impl Ahead {
         self.goal += self.pace;
         let goal = (self.goal >> 16).min(self.num_lines);
         while self.asked < goal {
-            if self.rest.num_lines == 0 {
-                self.rest = self.stretches[self.next];
-                self.next += 1;
+            for line in self.take(goal) {
+                simd.prefetch(line);
             }
-            let count = self.rest.num_lines.min(goal - self.asked);
-            for line in 0..count {
-                simd.prefetch((self.rest.address + line * LINE) as *const u8);
-            }
-            self.rest.address += count * LINE;
-            self.rest.num_lines -= count;
-            self.asked += count;
         }
+    }
+
+    /// Reads what was not asked for yet.
+    ///
+    /// # Safety
+    /// All memory that was added is readable.
+    pub(crate) unsafe fn read_rest(&mut self) {
+        while self.asked < self.num_lines {
+            for line in self.take(self.num_lines) {
+                // SAFETY: by this function's contract. A volatile read is done though nobody needs its value.
+                unsafe { line.read_volatile() };
+            }
+        }
+    }
+
+    /// The next lines that lie side by side, so many that no more than `goal` are asked for.
+    #[inline(always)]
+    fn take(&mut self, goal: usize) -> impl ExactSizeIterator<Item = *const u8> + use<> {
+        if self.rest.num_bytes == 0 {
+            self.rest = self.stretches[self.next];
+            self.next += 1;
+        }
+        let lines = self.rest.take(goal - self.asked);
+        self.asked += lines.len();
+        lines
     }
 }
 
@@ -153,18 +202,17 @@ mod tests {
         for (address, num_bytes) in [(64, 64), (128, 100), (228, 10), (512, 1), (576, 64)] {
             ahead.add(address as *const u8, num_bytes);
         }
-        let expected = [(64, 3), (512, 2)].map(|(address, num_lines)| Stretch { address, num_lines });
-        assert_eq!(ahead.stretches, expected);
-        assert_eq!(ahead.num_lines, 5);
+        assert_eq!(ahead.listed(), [(64, 174), (512, 1), (576, 64)]);
+        assert_eq!(ahead.num_lines(), 5);
     }
 
     #[test]
     fn the_lines_are_asked_for_at_an_even_pace_until_none_is_left() {
         let mut ahead = Ahead::default();
-        ahead.add(60 as *const u8, 8);
+        ahead.add(60 as *const u8, 100);
         ahead.add(1280 as *const u8, 64 * 198);
         assert_eq!(ahead.num_lines, 200);
-        let stages = [Stage::Keys, Stage::Scores, Stage::Weights, Stage::Values, Stage::Outputs];
+        let stages = [Stage::Scores, Stage::Weights, Stage::Values, Stage::Outputs];
         for (turn, load) in [Load::FewRows, Load::ManyRows].into_iter().enumerate() {
             ahead.begin(turn, 2, load);
             let mut before = 0;
@@ -179,7 +227,7 @@ mod tests {
             }
         }
         assert!(ahead.asked >= 199);
-        assert_eq!(ahead.rest.num_lines, 200 - ahead.asked);
+        assert_eq!(ahead.rest.num_lines(), 200 - ahead.asked);
     }
 
     #[test]
@@ -191,8 +239,27 @@ mod tests {
             ahead.enter(Stage::Scores, 2);
             ahead.ask(Portable);
             ahead.ask(Portable);
-            assert!((39..=40).contains(&ahead.asked));
+            assert!((41..=42).contains(&ahead.asked));
         }
+    }
+
+    #[test]
+    fn what_was_left_is_read() {
+        let memory = [0u8; 70_000];
+        let mut ahead = Ahead::default();
+        ahead.add(memory.as_ptr(), 65_000);
+        ahead.add(memory[65_001..].as_ptr(), 4_999);
+        let load = Load::of_few_rows(ahead.num_lines(), 2);
+        assert_eq!((ahead.num_lines(), load), (1016 + 79, Load::Stream));
+        ahead.begin(0, 1, load);
+        ahead.enter(Stage::Values, 1);
+        ahead.ask(Portable);
+        assert_eq!(ahead.asked, 1095 * 82 / 100);
+        // SAFETY: the array can be read.
+        unsafe { ahead.read_rest() };
+        assert_eq!((ahead.asked, ahead.rest.num_bytes), (1095, 0));
+        assert_eq!(Load::of_few_rows(1095, 1), Load::FewRows);
+        assert_eq!(Load::of_few_rows(1000, 4), Load::FewRows);
     }
 
     #[test]

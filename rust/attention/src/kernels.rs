@@ -6,6 +6,7 @@ use crate::ahead::Ahead;
 use crate::element::{Brain, Byte, Element, Half, Single, Small};
 use crate::gather::Gather;
 use crate::product::Product;
+use crate::score::Score;
 use crate::simd::portable::Portable;
 use crate::simd::{Arithmetic, Simd};
 use crate::softmax::Softmax;
@@ -69,8 +70,8 @@ pub(crate) struct Kernels {
     pub(crate) lanes: usize,
     /// Values in a 32-bit lane: 1 for singles, 2 for bf16.
     pub(crate) values: usize,
-    /// See [`crate::gather::gather_keys`].
-    pub(crate) gather_keys: unsafe fn(&Gather, &mut Ahead),
+    /// See [`crate::score::score`].
+    pub(crate) score: unsafe fn(&Score, &mut Ahead),
     /// See [`crate::gather::gather_values`].
     pub(crate) gather_values: unsafe fn(&Gather, &mut Ahead),
     /// See [`crate::product::multiply`].
@@ -116,11 +117,11 @@ macro_rules! compile {
             use super::*;
 
             /// # Safety
-            /// See [`crate::gather::gather_keys`]; the machine has the instructions.
+            /// See [`crate::score::score`]; the machine has the instructions.
             $(#[$features])*
-            unsafe fn gather_keys<E: Element>(job: &Gather, ahead: &mut Ahead) {
+            unsafe fn score<E: Element>(job: &Score, ahead: &mut Ahead) {
                 // SAFETY: the same contract.
-                unsafe { crate::gather::gather_keys::<$arithmetic, E>($token, job, ahead) }
+                unsafe { crate::score::score::<$arithmetic, E>($token, job, ahead) }
             }
 
             /// # Safety
@@ -159,7 +160,7 @@ macro_rules! compile {
                 Kernels {
                     lanes: <$arithmetic>::LANES,
                     values: <$arithmetic>::VALUES,
-                    gather_keys: gather_keys::<E>,
+                    score: score::<E>,
                     gather_values: gather_values::<E>,
                     multiply,
                     soften,

@@ -14,10 +14,10 @@
 //! # How the work is done
 //!
 //! [`Attention::paged_attention`] makes a *plan*: the validated block ids and a list of *units*, each a few query
-//! tokens of one KV head over a range of segments. Threads claim units. For each span a unit copies the owned keys
-//! and values from their pages into dense scratch memory (keys transposed, values in order, narrow formats widened),
-//! which every query head of the KV head then reads from the nearest cache. A slot that the sequence does not own is
-//! never loaded.
+//! tokens of one KV head over a range of segments. Threads claim units. For each span a unit copies the owned keys, a
+//! few at a time, and the values from their pages into dense scratch memory (arranged for the products, narrow formats
+//! widened), which every query head of the KV head then reads from the nearest cache. A slot that the sequence does not
+//! own is never loaded.
 
 mod ahead;
 mod attend;
@@ -33,6 +33,7 @@ mod pool;
 mod product;
 mod quantize;
 mod read;
+mod score;
 mod simd;
 mod softmax;
 mod sum;

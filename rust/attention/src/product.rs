@@ -1,4 +1,4 @@
-//! The matrix product behind scores and outputs: a few rows of broadcast lanes times lines of packed lanes.
+//! The matrix product behind the outputs of many rows: broadcast weights times lines of packed values.
 
 use crate::ahead::{Ahead, Stage};
 use crate::simd::Arithmetic;
@@ -19,20 +19,18 @@ pub(crate) struct Product {
     pub(crate) sums: *mut f32,
     /// The distance between two rows of `sums`, in words.
     pub(crate) sums_stride: usize,
-    /// One factor for each row; null: the sums start from 0.
+    /// One factor for each row.
     pub(crate) factors: *const f32,
     pub(crate) num_rows: usize,
     pub(crate) num_steps: usize,
     pub(crate) num_columns: usize,
-    /// Which part of the work this is.
-    pub(crate) stage: Stage,
 }
 
 /// After how many steps more memory is asked for.
 const STEPS_PER_ASK: usize = 4;
 
 /// The most rows of a register tile.
-const TILE_ROWS: usize = 6;
+pub(crate) const TILE_ROWS: usize = 6;
 
 /// Computes a product.
 ///
@@ -43,7 +41,7 @@ pub(crate) unsafe fn multiply<A: Arithmetic>(arithmetic: A, job: &Product, ahead
     let num_vectors = job.num_columns.div_ceil(A::LANES);
     let num_tiles = num_vectors.div_ceil(A::TILE_VECTORS);
     let times_per_tile = job.num_rows.div_ceil(TILE_ROWS) * job.num_steps.div_ceil(STEPS_PER_ASK);
-    ahead.enter(job.stage, num_tiles * times_per_tile);
+    ahead.enter(Stage::Outputs, num_tiles * times_per_tile);
     let mut vector = 0;
     for tile in 0..num_tiles {
         let width = (num_vectors - vector).div_ceil(num_tiles - tile);
@@ -104,13 +102,11 @@ unsafe fn multiply_tile<A: Arithmetic, const HEIGHT: usize, const WIDTH: usize>(
         let left = job.left.add(row * job.left_stride);
         let right = job.right.add(column);
         let sums = job.sums.add(row * job.sums_stride + column);
-        if !job.factors.is_null() {
-            for (r, sums_row) in tile.iter_mut().enumerate() {
-                let factor = arithmetic.splat(*job.factors.add(row + r));
-                for (v, sum) in sums_row.iter_mut().enumerate() {
-                    let old = arithmetic.load(sums.add(r * job.sums_stride + v * A::LANES));
-                    *sum = arithmetic.mul(old, factor);
-                }
+        for (r, sums_row) in tile.iter_mut().enumerate() {
+            let factor = arithmetic.splat(*job.factors.add(row + r));
+            for (v, sum) in sums_row.iter_mut().enumerate() {
+                let old = arithmetic.load(sums.add(r * job.sums_stride + v * A::LANES));
+                *sum = arithmetic.mul(old, factor);
             }
         }
         for step in 0..job.num_steps {

@@ -13,8 +13,8 @@ mod tests;
 
 use crate::element::Element;
 
-/// The most lanes that a vector has.
-pub(crate) const MOST_LANES: usize = 16;
+/// Lanes that some operations treat together.
+pub(crate) const BLOCK: usize = 4;
 
 /// Operations on vectors of `LANES` singles.
 pub(crate) trait Simd: Copy {
@@ -49,12 +49,21 @@ pub(crate) trait Simd: Copy {
     fn lane0(self, a: Self::Floats) -> f32;
     /// The largest lane.
     fn maximum(self, a: Self::Floats) -> f32;
+    /// Lane j of each block of four is the sum of that block of vector j.
+    fn sum_in_blocks(self, vectors: [Self::Floats; 4]) -> Self::Floats;
+    /// Block b of vector v is block v of vector b; vectors beyond the number of blocks are left as they are.
+    fn transpose_blocks(self, vectors: [Self::Floats; 4]) -> [Self::Floats; 4];
     /// Whether any lane is above the bound.
     fn exceeds(self, a: Self::Floats, bound: f32) -> bool;
 
     /// # Safety
     /// `LANES` singles can be read at `from`.
     unsafe fn load(self, from: *const f32) -> Self::Floats;
+    /// Every block of four lanes holds the four singles at `from`.
+    ///
+    /// # Safety
+    /// They can be read.
+    unsafe fn repeat(self, from: *const f32) -> Self::Floats;
     /// # Safety
     /// `LANES` singles can be written at `to`.
     unsafe fn store(self, to: *mut f32, a: Self::Floats);
@@ -69,8 +78,8 @@ pub(crate) trait Arithmetic: Simd {
     /// `VALUES` vectors.
     type Chunk: Copy + AsRef<[Self::Floats]>;
 
-    /// `sum + lanes · broadcast`, lane by lane.
-    fn accumulate(self, sum: Self::Floats, lanes: Self::Floats, broadcast: Self::Floats) -> Self::Floats;
+    /// `sum + lanes · other`, lane by lane.
+    fn accumulate(self, sum: Self::Floats, lanes: Self::Floats, other: Self::Floats) -> Self::Floats;
 
     /// `LANES * VALUES` values of each of two rows from value `first` on; only `count` of them exist, the others
     /// become 0.
@@ -83,12 +92,6 @@ pub(crate) trait Arithmetic: Simd {
         first: usize,
         count: usize,
     ) -> [Self::Floats; 2];
-
-    /// Writes the lanes of the first `LANES` rows as columns: lane i of row r goes to `to + i * stride + r`.
-    ///
-    /// # Safety
-    /// `LANES` words can be written at `to + i * stride` for each i below `LANES`.
-    unsafe fn store_transposed(self, rows: &[Self::Floats; MOST_LANES], to: *mut f32, stride: usize);
 
     /// One step of values: lane i holds value `first + i` of each of `VALUES` rows, for `LANES * VALUES` lanes.
     ///

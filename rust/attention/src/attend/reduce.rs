@@ -5,10 +5,11 @@ use std::ops::Range;
 use super::scratch::{Scratch, SpanRows};
 use super::span;
 use super::unit::UnitRun;
-use crate::ahead::{Ahead, Load, Stage};
+use crate::ahead::{Ahead, Load};
 use crate::gather::Gather;
 use crate::plan::Unit;
 use crate::product::Product;
+use crate::score::Score;
 use crate::softmax::Softmax;
 use crate::sum::{MOST_ROWS, Sum};
 use crate::view::Scales;
@@ -51,13 +52,19 @@ impl UnitRun<'_> {
         while start < end {
             self.look_ahead(unit, start + SPAN, next, &mut scratch.ahead);
             let heads = unit.kv_heads.len();
-            let load = if self.sums_in_place(unit) { Load::FewRows } else { Load::ManyRows };
+            let load = if self.sums_in_place(unit) {
+                Load::of_few_rows(scratch.ahead.num_lines(), self.call.key_cache.format.bytes())
+            } else {
+                Load::ManyRows
+            };
             for (index, kv_head) in unit.kv_heads.clone().enumerate() {
                 scratch.ahead.begin(index, heads, load);
                 let first_row = index * unit.tokens.len() * self.shape.group();
                 // SAFETY: the same contract.
                 unsafe { self.reduce_span(&Place { unit, start, kv_head, first_row }, scratch, rows) };
             }
+            // SAFETY: the views are valid, and what is ahead lies in them.
+            unsafe { scratch.ahead.read_rest() };
             start += SPAN;
         }
     }
@@ -78,19 +85,11 @@ impl UnitRun<'_> {
     /// # Safety
     /// The call's views are valid.
     unsafe fn reduce_span(&self, place: &Place, scratch: &mut Scratch, rows: &mut SpanRows) {
-        let caches = [&self.call.key_cache, &self.call.value_cache];
-        let zero_row = scratch.zero_row();
-        span::find_rows(place.unit, &self.plan.blocks, caches, place.start, place.kv_head, zero_row, rows);
+        self.find_rows(place, scratch.zero_row(), rows);
         // SAFETY: the scratch memory has the sizes of the geometry, and the rows are readable.
         unsafe {
             self.read_scales(place, scratch);
-            let keys = Gather {
-                rows: &rows.keys,
-                head_dim: self.geometry.head_dim_k,
-                to: scratch.keys.floats(),
-                stride: SPAN,
-            };
-            (self.kernels.gather_keys)(&keys, &mut scratch.ahead);
+            self.score(place, rows, scratch);
             self.for_each_run(place, |run| self.weigh(&run, scratch));
             if self.sums_in_place(place.unit) {
                 return self.for_each_run(place, |run| self.sum_in_place(&run, rows, scratch));
@@ -105,6 +104,26 @@ impl UnitRun<'_> {
             let read = span::read_positions(place.unit, place.start);
             let read = read.start - place.start..read.end - place.start;
             self.for_each_run(place, |run| self.sum(&run, &read, scratch));
+        }
+    }
+
+    /// Finds the rows of a place; those of a whole span are as far from the rows of the KV head before.
+    fn find_rows(&self, place: &Place, zero_row: *const u8, rows: &mut SpanRows) {
+        let caches = [&self.call.key_cache, &self.call.value_cache];
+        let is_first = place.kv_head == place.unit.kv_heads.start;
+        if is_first || span::read_positions(place.unit, place.start).len() < SPAN {
+            span::find_rows(
+                place.unit,
+                &self.plan.blocks,
+                caches,
+                place.start,
+                place.kv_head,
+                zero_row,
+                rows,
+            );
+        } else {
+            let [keys, values] = caches;
+            rows.shift(keys.strides[1], values.strides[1]);
         }
     }
 
@@ -147,10 +166,40 @@ impl UnitRun<'_> {
         }
     }
 
-    /// Scores a run's rows and turns the scores into weights.
+    /// Scores the rows from the first to the last one that sees some of the span.
     ///
     /// # Safety
-    /// The keys are gathered.
+    /// The rows are readable.
+    unsafe fn score(&self, place: &Place, rows: &SpanRows, scratch: &mut Scratch) {
+        let mut seeing = 0..0;
+        self.for_each_run(place, |run| {
+            let first = if seeing.is_empty() { run.first_row } else { seeing.start };
+            seeing = first..run.first_row + run.num_rows;
+        });
+        if seeing.is_empty() {
+            return;
+        }
+        // SAFETY: the scratch memory has these rows, and the sizes of the geometry.
+        unsafe {
+            (self.kernels.score)(
+                &Score {
+                    rows: &rows.keys,
+                    head_dim: self.geometry.head_dim_k,
+                    keys: scratch.keys.floats(),
+                    queries: scratch.queries.words().add(seeing.start * self.geometry.query_words),
+                    queries_stride: self.geometry.query_words,
+                    scores: scratch.scores.floats().add(seeing.start * SPAN),
+                    num_rows: seeing.len(),
+                },
+                &mut scratch.ahead,
+            );
+        }
+    }
+
+    /// Turns the scores of a run's rows into weights.
+    ///
+    /// # Safety
+    /// The rows are scored.
     unsafe fn weigh(&self, run: &Run, scratch: &mut Scratch) {
         let (row, num_rows) = (run.first_row, run.num_rows);
         let has_scales = matches!(self.call.scales, Scales::Token(_));
@@ -161,26 +210,9 @@ impl UnitRun<'_> {
         let scales = |buffer: *const f32| if has_scales { buffer } else { std::ptr::null() };
         // SAFETY: the scratch memory has these rows, and the sizes of the geometry.
         unsafe {
-            let scores = scratch.scores.floats().add(row * SPAN);
-            (self.kernels.multiply)(
-                &Product {
-                    left: scratch.queries.words().add(row * self.geometry.query_words),
-                    left_stride: self.geometry.query_words,
-                    right: scratch.keys.floats(),
-                    right_stride: SPAN,
-                    sums: scores,
-                    sums_stride: SPAN,
-                    factors: std::ptr::null(),
-                    num_rows,
-                    num_steps: self.geometry.key_steps(&self.kernels),
-                    num_columns: SPAN,
-                    stage: Stage::Scores,
-                },
-                &mut scratch.ahead,
-            );
             (self.kernels.soften)(
                 &Softmax {
-                    scores,
+                    scores: scratch.scores.floats().add(row * SPAN),
                     weights: scratch.weights.words().add(row * self.geometry.weight_words),
                     weights_stride: self.geometry.weight_words,
                     maxima: scratch.segment.maxima.floats().add(row),
@@ -305,7 +337,6 @@ impl UnitRun<'_> {
                     num_rows,
                     num_steps: steps.len(),
                     num_columns: self.geometry.head_dim_v,
-                    stage: Stage::Outputs,
                 },
                 &mut scratch.ahead,
             );

@@ -11,10 +11,10 @@ use crate::merge::Part;
 pub(super) struct Geometry {
     pub(super) head_dim_k: usize,
     pub(super) head_dim_v: usize,
-    /// Words of a packed query.
+    /// Words of a packed query or key.
     pub(super) query_words: usize,
-    /// Lines of transposed keys.
-    pub(super) key_lines: usize,
+    /// Words of the keys that are scored at a time.
+    pub(super) key_words: usize,
     /// Words of a line of packed values.
     pub(super) value_words: usize,
     /// Words of a row's sums.
@@ -37,7 +37,7 @@ impl Geometry {
             head_dim_k,
             head_dim_v,
             query_words: lanes_k.next_multiple_of(16),
-            key_lines: lanes_k.next_multiple_of(kernels.lanes),
+            key_words: lanes_k.next_multiple_of(16) * kernels.lanes,
             value_words: head_dim_v.next_multiple_of(kernels.lanes * kernels.values),
             sums_words: head_dim_v.next_multiple_of(kernels.lanes * kernels.values),
             weight_words: SPAN / kernels.values,
@@ -48,11 +48,6 @@ impl Geometry {
     /// Words of a result that is kept.
     pub(super) fn partial_words(&self) -> usize {
         (self.sums_words + 2).next_multiple_of(16)
-    }
-
-    /// Steps of the product of a query and a key.
-    pub(super) fn key_steps(&self, kernels: &Kernels) -> usize {
-        self.head_dim_k.div_ceil(kernels.values)
     }
 }
 
@@ -101,6 +96,14 @@ impl SpanRows {
     pub(super) fn none(zero_row: *const u8) -> SpanRows {
         SpanRows { keys: [zero_row; SPAN], values: [zero_row; SPAN] }
     }
+
+    /// Moves all rows by these bytes.
+    pub(super) fn shift(&mut self, keys: isize, values: isize) {
+        for (key, value) in self.keys.iter_mut().zip(&mut self.values) {
+            *key = key.wrapping_offset(keys);
+            *value = value.wrapping_offset(values);
+        }
+    }
 }
 
 /// All of a thread's memory.
@@ -132,7 +135,7 @@ pub(super) struct Scratch {
 impl Scratch {
     pub(super) fn reserve(&mut self, num_rows: usize, geometry: &Geometry) {
         self.queries.reserve(num_rows * geometry.query_words);
-        self.keys.reserve(geometry.key_lines * SPAN);
+        self.keys.reserve(geometry.key_words);
         self.values.reserve(geometry.weight_words * geometry.value_words);
         self.scores.reserve(num_rows * SPAN);
         self.weights.reserve(num_rows * geometry.weight_words);

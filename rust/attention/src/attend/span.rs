@@ -80,9 +80,7 @@ pub(super) fn look_ahead(
     let block_size = caches[0].block_size();
     for_each_block(unit, blocks, block_size, read_positions(unit, start), |id, offset, positions| {
         for (cache, side) in caches.into_iter().zip([Side::Key, Side::Value]) {
-            for kv_head in unit.kv_heads.clone() {
-                add_rows(cache, id, kv_head, offset, positions.len(), ahead);
-            }
+            add_heads(cache, id, unit.kv_heads.clone(), offset, positions.len(), ahead);
             if let Scales::Token(scales) = scales {
                 for kv_head in unit.kv_heads.clone() {
                     add_scales(
@@ -103,6 +101,25 @@ fn add_scales(first: *const f32, stride: isize, count: usize, ahead: &mut Ahead)
     }
     for step in 0..count as isize {
         ahead.add(first.wrapping_offset(step * stride).cast(), size_of::<f32>());
+    }
+}
+
+fn add_heads(
+    cache: &CacheView,
+    id: usize,
+    kv_heads: Range<usize>,
+    offset: usize,
+    count: usize,
+    ahead: &mut Ahead,
+) {
+    let head_bytes = count * cache.row_bytes();
+    let are_neighbours =
+        cache.strides[1] == head_bytes as isize && cache.strides[2] == cache.row_bytes() as isize;
+    if are_neighbours {
+        return ahead.add(cache.row(id, kv_heads.start, offset), kv_heads.len() * head_bytes);
+    }
+    for kv_head in kv_heads {
+        add_rows(cache, id, kv_head, offset, count, ahead);
     }
 }
 
@@ -231,7 +248,7 @@ mod tests {
         one.kv_heads = 0..2;
         let mut ahead = Ahead::default();
         look_ahead(&one, &[1], [&cache(0x1_0000), &cache(0x2_0000)], &scales, 0, &mut ahead);
-        let wanted = [(0x1_1000, 32), (0x9_0100, 2), (0x2_1000, 32), (0x9_0180, 2)];
+        let wanted = [(0x1_1000, 2048), (0x9_0100, 128), (0x2_1000, 2048), (0x9_0180, 128)];
         assert_eq!(ahead.listed(), wanted);
     }
 }

@@ -100,6 +100,7 @@ impl<'a> UnitRun<'a> {
             // SAFETY: the row lies in the query; `reserve` made room for every row.
             unsafe {
                 let to = to.add(row * self.geometry.query_words);
+                to.write_bytes(0, self.geometry.query_words);
                 pack_query(
                     query.row(token.index, head),
                     query.format,
@@ -228,7 +229,7 @@ impl<'a> UnitRun<'a> {
     }
 }
 
-/// Writes a query as lanes of `values` numbers each, the last one padded with zeros.
+/// Writes a query as lanes of `values` numbers each.
 ///
 /// # Safety
 /// The row can be read for `head_dim` numbers, and `to` written for as many lanes as they fill.
@@ -236,10 +237,7 @@ unsafe fn pack_query(row: *const u8, format: Format, head_dim: usize, values: us
     // SAFETY: by this function's contract; numbers may be unaligned.
     unsafe {
         match (format, values) {
-            (Format::Bf16, 2) => {
-                to.add((head_dim - 1) / 2).write(0);
-                to.cast::<u8>().copy_from_nonoverlapping(row, head_dim * 2);
-            }
+            (Format::Bf16, 2) => to.cast::<u8>().copy_from_nonoverlapping(row, head_dim * 2),
             (Format::F32, 1) => to.cast::<u8>().copy_from_nonoverlapping(row, head_dim * 4),
             (Format::Bf16, 1) => {
                 for index in 0..head_dim {

@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use super::{Arithmetic, MOST_LANES, Simd};
+use super::{Arithmetic, Simd};
 use crate::element::Element;
 use crate::view::Format;
 
@@ -77,6 +77,16 @@ impl Simd for Avx2 {
             let quarter = _mm_max_ps(half, _mm_movehl_ps(half, half));
             _mm_cvtss_f32(_mm_max_ss(quarter, _mm_shuffle_ps::<1>(quarter, quarter)))
         } }
+        sum_in_blocks(vectors: [__m256; 4]) -> __m256 { {
+            let [a, b, c, d] = vectors;
+            let ab = _mm256_add_ps(_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b));
+            let cd = _mm256_add_ps(_mm256_unpacklo_ps(c, d), _mm256_unpackhi_ps(c, d));
+            _mm256_add_ps(_mm256_shuffle_ps::<0x44>(ab, cd), _mm256_shuffle_ps::<0xee>(ab, cd))
+        } }
+        transpose_blocks(vectors: [__m256; 4]) -> [__m256; 4] { {
+            let [a, b, c, d] = vectors;
+            [_mm256_permute2f128_ps::<0x20>(a, b), _mm256_permute2f128_ps::<0x31>(a, b), c, d]
+        } }
         exceeds(a: __m256, bound: f32) -> bool {
             _mm256_movemask_ps(_mm256_cmp_ps::<_CMP_GT_OQ>(a, _mm256_set1_ps(bound))) != 0
         }
@@ -86,6 +96,12 @@ impl Simd for Avx2 {
     unsafe fn load(self, from: *const f32) -> __m256 {
         // SAFETY: the instructions exist, and `from` is readable by this function's contract.
         unsafe { _mm256_loadu_ps(from) }
+    }
+
+    #[inline(always)]
+    unsafe fn repeat(self, from: *const f32) -> __m256 {
+        // SAFETY: the instructions exist, and `from` is readable by this function's contract.
+        unsafe { _mm256_broadcast_ps(&from.cast::<__m128>().read_unaligned()) }
     }
 
     #[inline(always)]
@@ -165,8 +181,8 @@ impl Arithmetic for Avx2 {
     type Chunk = [__m256; 1];
 
     #[inline(always)]
-    fn accumulate(self, sum: __m256, lanes: __m256, broadcast: __m256) -> __m256 {
-        self.multiply_add(lanes, broadcast, sum)
+    fn accumulate(self, sum: __m256, lanes: __m256, other: __m256) -> __m256 {
+        self.multiply_add(lanes, other, sum)
     }
 
     #[inline(always)]
@@ -174,16 +190,6 @@ impl Arithmetic for Avx2 {
         // SAFETY: two row pointers can be read, and their values.
         unsafe {
             [self.load_values::<E>(*rows, first, count), self.load_values::<E>(*rows.add(1), first, count)]
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn store_transposed(self, rows: &[__m256; MOST_LANES], to: *mut f32, stride: usize) {
-        let [a, b, c, d, e, f, g, h, ..] = *rows;
-        let lines = [a, b, c, d, e, f, g, h];
-        for (lane, line) in self.transposed(lines).into_iter().enumerate() {
-            // SAFETY: eight words of line `lane` can be written.
-            unsafe { self.store(to.add(lane * stride), line) }
         }
     }
 
@@ -198,31 +204,5 @@ impl Arithmetic for Avx2 {
         // SAFETY: eight words from `first` on can be written.
         unsafe { self.store(to.add(first).cast(), weights) }
         weights
-    }
-}
-
-impl Avx2 {
-    computed! {
-        transposed(rows: [__m256; 8]) -> [__m256; 8] { {
-            let mut pairs = rows;
-            for i in 0..4 {
-                pairs[2 * i] = _mm256_unpacklo_ps(rows[2 * i], rows[2 * i + 1]);
-                pairs[2 * i + 1] = _mm256_unpackhi_ps(rows[2 * i], rows[2 * i + 1]);
-            }
-            let mut fours = rows;
-            for i in 0..2 {
-                for j in 0..2 {
-                    let (a, b) = (pairs[4 * i + j], pairs[4 * i + j + 2]);
-                    fours[4 * i + 2 * j] = _mm256_shuffle_ps::<0x44>(a, b);
-                    fours[4 * i + 2 * j + 1] = _mm256_shuffle_ps::<0xee>(a, b);
-                }
-            }
-            let mut columns = rows;
-            for k in 0..4 {
-                columns[k] = _mm256_permute2f128_ps::<0x20>(fours[k], fours[4 + k]);
-                columns[4 + k] = _mm256_permute2f128_ps::<0x31>(fours[k], fours[4 + k]);
-            }
-            columns
-        } }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use super::{Arithmetic, MOST_LANES, Simd};
+use super::{Arithmetic, Simd};
 use crate::element::Element;
 use crate::view::Format;
 
@@ -71,6 +71,25 @@ impl Simd for Avx512 {
         sum(a: __m512) -> f32 { _mm512_reduce_add_ps(a) }
         lane0(a: __m512) -> f32 { _mm512_cvtss_f32(a) }
         maximum(a: __m512) -> f32 { _mm512_reduce_max_ps(a) }
+        sum_in_blocks(vectors: [__m512; 4]) -> __m512 { {
+            let [a, b, c, d] = vectors;
+            let ab = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+            let cd = _mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
+            let (ab, cd) = (_mm512_castps_pd(ab), _mm512_castps_pd(cd));
+            let halves = [_mm512_unpacklo_pd(ab, cd), _mm512_unpackhi_pd(ab, cd)];
+            _mm512_add_ps(_mm512_castpd_ps(halves[0]), _mm512_castpd_ps(halves[1]))
+        } }
+        transpose_blocks(vectors: [__m512; 4]) -> [__m512; 4] { {
+            let [a, b, c, d] = vectors;
+            let (low_ab, high_ab) = (_mm512_shuffle_f32x4::<0x44>(a, b), _mm512_shuffle_f32x4::<0xee>(a, b));
+            let (low_cd, high_cd) = (_mm512_shuffle_f32x4::<0x44>(c, d), _mm512_shuffle_f32x4::<0xee>(c, d));
+            [
+                _mm512_shuffle_f32x4::<0x88>(low_ab, low_cd),
+                _mm512_shuffle_f32x4::<0xdd>(low_ab, low_cd),
+                _mm512_shuffle_f32x4::<0x88>(high_ab, high_cd),
+                _mm512_shuffle_f32x4::<0xdd>(high_ab, high_cd),
+            ]
+        } }
         exceeds(a: __m512, bound: f32) -> bool {
             _mm512_cmp_ps_mask::<_CMP_GT_OQ>(a, _mm512_set1_ps(bound)) != 0
         }
@@ -80,6 +99,12 @@ impl Simd for Avx512 {
     unsafe fn load(self, from: *const f32) -> __m512 {
         // SAFETY: the instructions exist, and `from` is readable by this function's contract.
         unsafe { _mm512_loadu_ps(from) }
+    }
+
+    #[inline(always)]
+    unsafe fn repeat(self, from: *const f32) -> __m512 {
+        // SAFETY: the instructions exist, and `from` is readable by this function's contract.
+        unsafe { _mm512_broadcast_f32x4(_mm_loadu_ps(from)) }
     }
 
     #[inline(always)]
@@ -109,47 +134,6 @@ impl Avx512 {
             let value = _mm512_mask_mov_ps(value, is_nan, _mm512_set1_ps(f32::NAN));
             _mm512_or_ps(value, _mm512_castsi512_ps(sign))
         } }
-        transposed(rows: [__m512; 16]) -> [__m512; 16] { {
-            let mut pairs = rows;
-            for i in 0..8 {
-                pairs[2 * i] = _mm512_unpacklo_ps(rows[2 * i], rows[2 * i + 1]);
-                pairs[2 * i + 1] = _mm512_unpackhi_ps(rows[2 * i], rows[2 * i + 1]);
-            }
-            // Afterwards quarter q of fours[4 * i + k] is column 4 * q + k of the rows 4 * i to 4 * i + 3.
-            let mut fours = rows;
-            for i in 0..4 {
-                for j in 0..2 {
-                    let a = _mm512_castps_pd(pairs[4 * i + j]);
-                    let b = _mm512_castps_pd(pairs[4 * i + j + 2]);
-                    fours[4 * i + 2 * j] = _mm512_castpd_ps(_mm512_unpacklo_pd(a, b));
-                    fours[4 * i + 2 * j + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(a, b));
-                }
-            }
-            let mut columns = rows;
-            for k in 0..4 {
-                let even = _mm512_shuffle_f32x4::<0x88>(fours[k], fours[4 + k]);
-                let odd = _mm512_shuffle_f32x4::<0xdd>(fours[k], fours[4 + k]);
-                let more_even = _mm512_shuffle_f32x4::<0x88>(fours[8 + k], fours[12 + k]);
-                let more_odd = _mm512_shuffle_f32x4::<0xdd>(fours[8 + k], fours[12 + k]);
-                columns[k] = _mm512_shuffle_f32x4::<0x88>(even, more_even);
-                columns[4 + k] = _mm512_shuffle_f32x4::<0x88>(odd, more_odd);
-                columns[8 + k] = _mm512_shuffle_f32x4::<0xdd>(even, more_even);
-                columns[12 + k] = _mm512_shuffle_f32x4::<0xdd>(odd, more_odd);
-            }
-            columns
-        } }
-    }
-
-    /// See [`Arithmetic::store_transposed`].
-    ///
-    /// # Safety
-    /// As there.
-    #[inline(always)]
-    pub(super) unsafe fn store_columns(self, rows: &[__m512; MOST_LANES], to: *mut f32, stride: usize) {
-        for (lane, line) in self.transposed(*rows).into_iter().enumerate() {
-            // SAFETY: sixteen words of line `lane` can be written.
-            unsafe { self.store(to.add(lane * stride), line) }
-        }
     }
 }
 
@@ -185,8 +169,8 @@ impl Arithmetic for Avx512 {
     type Chunk = [__m512; 1];
 
     #[inline(always)]
-    fn accumulate(self, sum: __m512, lanes: __m512, broadcast: __m512) -> __m512 {
-        self.multiply_add(lanes, broadcast, sum)
+    fn accumulate(self, sum: __m512, lanes: __m512, other: __m512) -> __m512 {
+        self.multiply_add(lanes, other, sum)
     }
 
     #[inline(always)]
@@ -195,12 +179,6 @@ impl Arithmetic for Avx512 {
         unsafe {
             [self.load_values::<E>(*rows, first, count), self.load_values::<E>(*rows.add(1), first, count)]
         }
-    }
-
-    #[inline(always)]
-    unsafe fn store_transposed(self, rows: &[__m512; MOST_LANES], to: *mut f32, stride: usize) {
-        // SAFETY: the same contract.
-        unsafe { self.store_columns(rows, to, stride) }
     }
 
     #[inline(always)]

@@ -5,7 +5,7 @@ use std::arch::x86_64::*;
 use std::mem::transmute;
 
 use super::avx512::{Avx512, computed, low_lanes};
-use super::{Arithmetic, MOST_LANES, Simd};
+use super::{Arithmetic, Simd};
 use crate::element::Element;
 use crate::view::Format;
 
@@ -61,6 +61,8 @@ impl Simd for Avx512Bf16 {
         sum(a: __m512) -> f32;
         lane0(a: __m512) -> f32;
         maximum(a: __m512) -> f32;
+        sum_in_blocks(vectors: [__m512; 4]) -> __m512;
+        transpose_blocks(vectors: [__m512; 4]) -> [__m512; 4];
         exceeds(a: __m512, bound: f32) -> bool;
         prefetch(address: *const u8) -> ();
     }
@@ -69,6 +71,12 @@ impl Simd for Avx512Bf16 {
     unsafe fn load(self, from: *const f32) -> __m512 {
         // SAFETY: the same contract.
         unsafe { self.0.load(from) }
+    }
+
+    #[inline(always)]
+    unsafe fn repeat(self, from: *const f32) -> __m512 {
+        // SAFETY: the same contract.
+        unsafe { self.0.repeat(from) }
     }
 
     #[inline(always)]
@@ -98,18 +106,20 @@ impl Avx512Bf16 {
         unsafe { _mm512_maskz_loadu_epi16(low_lanes(count) as __mmask32, row.wrapping_add(first * 2).cast()) }
     }
 
-    /// 32 bytes from byte `first` on of each of two rows, one after the other.
+    /// 32 bytes from byte `first` on of each of two rows.
     ///
     /// # Safety
     /// Two row pointers can be read at `rows`, as [`Arithmetic::load_two`] asks.
     #[inline(always)]
-    unsafe fn load_bytes(self, rows: *const *const u8, first: usize, count: usize) -> __m512i {
+    unsafe fn load_bytes(self, rows: *const *const u8, first: usize, count: usize) -> [__m512i; 2] {
         let mask = low_lanes(count) as __mmask32;
         // SAFETY: the instructions exist; only the lanes of bytes that exist are read.
         unsafe {
             let [one, other] = [*rows, *rows.add(1)].map(|row| row.wrapping_add(first));
-            let one = _mm512_castsi256_si512(_mm256_maskz_loadu_epi8(mask, one.cast()));
-            _mm512_inserti64x4::<1>(one, _mm256_maskz_loadu_epi8(mask, other.cast()))
+            [
+                _mm512_castsi256_si512(_mm256_maskz_loadu_epi8(mask, one.cast())),
+                _mm512_castsi256_si512(_mm256_maskz_loadu_epi8(mask, other.cast())),
+            ]
         }
     }
 
@@ -123,12 +133,13 @@ impl Avx512Bf16 {
             let [low, more_low, high, more_high] = transmute::<Magnitudes, [__m512i; 4]>(*table);
             let magnitude = if is_int8 { _mm512_abs_epi8(bytes) } else { bytes };
             let low = _mm512_permutex2var_epi8(low, magnitude, more_low);
-            let mut high = _mm512_permutex2var_epi8(high, magnitude, more_high);
-            if is_int8 {
-                // The magnitude 128 is beyond the table.
-                let is_128 = _mm512_movepi8_mask(magnitude);
-                high = _mm512_mask_mov_epi8(high, is_128, _mm512_set1_epi8((brain(128.0) >> 8) as i8));
-            }
+            let high = if is_int8 {
+                // The place of 0 holds 128: its lower seven bits are the same.
+                let is_not_0 = _mm512_test_epi8_mask(bytes, bytes);
+                _mm512_maskz_permutex2var_epi8(is_not_0, high, magnitude, more_high)
+            } else {
+                _mm512_permutex2var_epi8(high, magnitude, more_high)
+            };
             // high | (bytes & sign)
             let high = _mm512_ternarylogic_epi32::<0xf8>(high, bytes, _mm512_set1_epi8(i8::MIN));
             [_mm512_unpacklo_epi8(low, high), _mm512_unpackhi_epi8(low, high)]
@@ -153,6 +164,7 @@ impl Magnitudes {
         let mut code = 0;
         while code < 128 {
             let bits = match code {
+                0 if !is_fp8 => brain(128.0),
                 _ if !is_fp8 => brain(code as f32),
                 0x7f => brain(f32::NAN),
                 0..8 => brain(code as f32 / 512.0),
@@ -171,7 +183,7 @@ const fn brain(number: f32) -> u16 {
     (number.to_bits() >> 16) as u16
 }
 
-/// Which bytes of two rows of 32, one after the other, [`Avx512Bf16::widened`] must get to give the lanes of a step:
+/// Which bytes of two rows, those of the second from 64 on, [`Avx512Bf16::widened`] must get to give the lanes of a step:
 /// the value of one row, and that of the other.
 const STEP: [u8; 64] = {
     let mut indices = [0; 64];
@@ -179,7 +191,7 @@ const STEP: [u8; 64] = {
     while place < 64 {
         let (sixteen, rest) = (place / 16, place % 16);
         let column = rest / 8 * 16 + sixteen * 4 + rest % 8 / 2;
-        indices[place] = (column + rest % 2 * 32) as u8;
+        indices[place] = (column + rest % 2 * 64) as u8;
         place += 1;
     }
     indices
@@ -201,12 +213,12 @@ impl Arithmetic for Avx512Bf16 {
     type Chunk = [__m512; 2];
 
     #[inline(always)]
-    fn accumulate(self, sum: __m512, lanes: __m512, broadcast: __m512) -> __m512 {
+    fn accumulate(self, sum: __m512, lanes: __m512, other: __m512) -> __m512 {
         // SAFETY: a value of this type exists only where the instruction does; a vector's bits are reinterpreted.
         unsafe {
             let lanes = transmute::<__m512, __m512bh>(lanes);
-            let broadcast = transmute::<__m512, __m512bh>(broadcast);
-            _mm512_dpbf16_ps(sum, lanes, broadcast)
+            let other = transmute::<__m512, __m512bh>(other);
+            _mm512_dpbf16_ps(sum, lanes, other)
         }
     }
 
@@ -217,20 +229,14 @@ impl Arithmetic for Avx512Bf16 {
             let values = match E::FORMAT {
                 Format::Bf16 => [*rows, *rows.add(1)].map(|row| self.load_brains(row, first, count)),
                 Format::Int8 | Format::Fp8 => {
-                    let bytes = self.load_bytes(rows, first, count);
-                    let eights = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7);
-                    self.widened::<E>(_mm512_permutexvar_epi64(eights, bytes))
+                    let [one, other] = self.load_bytes(rows, first, count);
+                    let eights = _mm512_setr_epi64(0, 8, 1, 9, 2, 10, 3, 11);
+                    self.widened::<E>(_mm512_permutex2var_epi64(one, eights, other))
                 }
                 Format::F32 | Format::F16 => unreachable!("these formats do not fit bf16"),
             };
             values.map(|values| _mm512_castsi512_ps(values))
         }
-    }
-
-    #[inline(always)]
-    unsafe fn store_transposed(self, rows: &[__m512; MOST_LANES], to: *mut f32, stride: usize) {
-        // SAFETY: the same contract.
-        unsafe { self.0.store_columns(rows, to, stride) }
     }
 
     #[inline(always)]
@@ -243,8 +249,9 @@ impl Arithmetic for Avx512Bf16 {
                     self.interleaved(even, odd)
                 }
                 Format::Int8 | Format::Fp8 => {
+                    let [one, other] = self.load_bytes(rows, first, count);
                     let order = transmute::<[u8; 64], __m512i>(STEP);
-                    self.widened::<E>(_mm512_permutexvar_epi8(order, self.load_bytes(rows, first, count)))
+                    self.widened::<E>(_mm512_permutex2var_epi8(one, order, other))
                 }
                 Format::F32 | Format::F16 => unreachable!("these formats do not fit bf16"),
             };

@@ -1,7 +1,7 @@
 //! Plain arrays, which the compiler turns into whatever vectors the target has: SSE2, or NEON with its fused
 //! multiply-add.
 
-use super::{Arithmetic, MOST_LANES, Simd};
+use super::{Arithmetic, Simd};
 use crate::element::Element;
 
 const LANES: usize = 8;
@@ -126,6 +126,23 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
+    fn sum_in_blocks(self, vectors: [Array; 4]) -> Array {
+        let mut result = [0.0; LANES];
+        for (lane, sum) in result.iter_mut().enumerate() {
+            let block = &vectors[lane % 4][lane / 4 * 4..];
+            *sum = (block[0] + block[2]) + (block[1] + block[3]);
+        }
+        result
+    }
+
+    #[inline(always)]
+    fn transpose_blocks(self, vectors: [Array; 4]) -> [Array; 4] {
+        let [mut a, mut b, c, d] = vectors;
+        a[4..].swap_with_slice(&mut b[..4]);
+        [a, b, c, d]
+    }
+
+    #[inline(always)]
     fn exceeds(self, a: Array, bound: f32) -> bool {
         a.iter().fold(false, |exceeds, lane| exceeds | (*lane > bound))
     }
@@ -144,6 +161,13 @@ impl Simd for Portable {
     unsafe fn load(self, from: *const f32) -> Array {
         // SAFETY: by this function's contract; arrays are read unaligned.
         unsafe { from.cast::<Array>().read_unaligned() }
+    }
+
+    #[inline(always)]
+    unsafe fn repeat(self, from: *const f32) -> Array {
+        // SAFETY: by this function's contract; the array is read unaligned.
+        let [a, b, c, d] = unsafe { from.cast::<[f32; 4]>().read_unaligned() };
+        [a, b, c, d, a, b, c, d]
     }
 
     #[inline(always)]
@@ -177,8 +201,8 @@ impl Arithmetic for Portable {
     type Chunk = [Array; 1];
 
     #[inline(always)]
-    fn accumulate(self, sum: Array, lanes: Array, broadcast: Array) -> Array {
-        self.multiply_add(lanes, broadcast, sum)
+    fn accumulate(self, sum: Array, lanes: Array, other: Array) -> Array {
+        self.multiply_add(lanes, other, sum)
     }
 
     #[inline(always)]
@@ -186,16 +210,6 @@ impl Arithmetic for Portable {
         // SAFETY: two row pointers can be read, and their values.
         unsafe {
             [self.load_values::<E>(*rows, first, count), self.load_values::<E>(*rows.add(1), first, count)]
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn store_transposed(self, rows: &[Array; MOST_LANES], to: *mut f32, stride: usize) {
-        for (row, lanes) in rows.iter().enumerate().take(LANES) {
-            for (lane, &value) in lanes.iter().enumerate() {
-                // SAFETY: word `row < LANES` of line `lane < LANES` can be written.
-                unsafe { to.add(lane * stride + row).write(value) }
-            }
         }
     }
 

@@ -1,8 +1,11 @@
 //! Each vector unit against plain arithmetic, operation by operation. A unit that the machine lacks is skipped by name.
 
 use super::portable::Portable;
-use super::{Arithmetic, MOST_LANES, Simd, exp2, tanh};
+use super::{Arithmetic, BLOCK, Simd, exp2, tanh};
 use crate::element::{Brain, Byte, Element, Half, Single, Small};
+
+/// The most lanes that a vector has.
+const MOST_LANES: usize = 16;
 
 const MOST_VALUES: usize = 2 * MOST_LANES;
 
@@ -287,22 +290,22 @@ fn every_byte_is_widened() {
 }
 
 #[test]
-fn rows_are_stored_as_columns() {
-    fn check<A: Arithmetic>(arithmetic: A, unit: &str) {
-        const STRIDE: usize = 20;
-        let number = |row: usize, lane: usize| (row * 100 + lane) as f32;
-        let rows = std::array::from_fn(|row| {
-            let lanes: Vec<f32> = (0..A::LANES).map(|lane| number(row, lane)).collect();
-            vector(arithmetic, &lanes)
-        });
-        let mut to = [-1f32; MOST_LANES * STRIDE];
-        // SAFETY: there are `LANES` lines of more than `LANES` words.
-        unsafe { arithmetic.store_transposed(&rows, to.as_mut_ptr(), STRIDE) };
-        for (place, &found) in to.iter().enumerate() {
-            let (lane, row) = (place / STRIDE, place % STRIDE);
-            let wanted = if lane < A::LANES && row < A::LANES { number(row, lane) } else { -1.0 };
-            assert_eq!(found, wanted, "{unit}: lane {lane} of row {row}");
+fn blocks_of_lanes_are_summed_transposed_and_repeated() {
+    fn check<S: Simd>(simd: S, unit: &str) {
+        let rows: [Vec<f32>; 4] =
+            std::array::from_fn(|seed| numbers(seed).iter().map(|n| n.trunc()).collect());
+        let vectors = std::array::from_fn(|row| vector(simd, &rows[row]));
+        let block_of = |row: usize, block: usize| &rows[row][4 * block..][..4];
+        let inside = (0..S::LANES).map(|lane| block_of(lane % 4, lane / 4).iter().sum());
+        same(&lanes(simd, simd.sum_in_blocks(vectors)), inside, unit);
+        let blocks = S::LANES / BLOCK;
+        for (vector, found) in simd.transpose_blocks(vectors).into_iter().enumerate().take(blocks) {
+            let wanted = (0..blocks).flat_map(|block| block_of(block, vector).to_vec());
+            same(&lanes(simd, found), wanted, unit);
         }
+        // SAFETY: there are more than four numbers.
+        let repeated = unsafe { simd.repeat(rows[1].as_ptr()) };
+        same(&lanes(simd, repeated), (0..S::LANES).map(|lane| rows[1][lane % BLOCK]), unit);
     }
     for_each_unit!(check);
 }
