@@ -19,6 +19,7 @@ BLOCK_BYTES_A_FRAME = 1024
 FREE_FIELDS = 32
 FIELD_COST = 0.1
 SETTING_BYTES = 6
+SETTING_COST = 0.01
 FREE_SETTINGS = 16
 
 
@@ -28,7 +29,7 @@ class FrameMeter:
     A reset, SETTINGS, PING, PRIORITY, CONTINUATION, an unknown frame, and DATA that is empty and ends nothing cost
     1 each; a tenth costs WINDOW_UPDATE, since peers that read send many, and DATA of less than 256 bytes that ends
     nothing, since short messages are sent so; padding is no data. SETTINGS, of which each stream is told, cost 1 more
-    for STREAMS_A_FRAME of those, and FIELD_COST for each setting beyond FREE_SETTINGS. HEADERS and CONTINUATION cost 1
+    for STREAMS_A_FRAME of those, and SETTING_COST for each setting beyond FREE_SETTINGS. HEADERS and CONTINUATION cost 1
     more for BLOCK_BYTES_A_FRAME that they have beyond FREE_BLOCK_BYTES, and a block FIELD_COST for each field beyond
     FREE_FIELDS. The rest is free: streams, windows, and turns of the loop bound it.
 
@@ -109,7 +110,7 @@ def _cost(kind: int, flags: int, size: int, num_streams: int) -> float:
         return SMALL_COST
     if kind == SETTINGS:
         num_settings = size // SETTING_BYTES
-        return 1.0 + num_streams // STREAMS_A_FRAME + max(num_settings - FREE_SETTINGS, 0) * FIELD_COST
+        return 1.0 + num_streams // STREAMS_A_FRAME + max(num_settings - FREE_SETTINGS, 0) * SETTING_COST
     if kind in (HEADERS, CONTINUATION):
         return (kind == CONTINUATION) + max(size - FREE_BLOCK_BYTES, 0) / BLOCK_BYTES_A_FRAME
     return 1.0
