@@ -29,8 +29,8 @@ class FrameMeter:
     A reset, SETTINGS, PING, PRIORITY, CONTINUATION, an unknown frame, and DATA that is empty and ends nothing cost
     1 each; a tenth costs WINDOW_UPDATE, since peers that read send many, and DATA of less than 256 bytes that ends
     nothing, since short messages are sent so; padding is no data. SETTINGS, of which each stream is told, cost 1 more
-    for STREAMS_A_FRAME of those, and SETTING_COST for each setting beyond FREE_SETTINGS. HEADERS and CONTINUATION cost 1
-    more for BLOCK_BYTES_A_FRAME that they have beyond FREE_BLOCK_BYTES, and a block FIELD_COST for each field beyond
+    for STREAMS_A_FRAME of those, and SETTING_COST for each setting beyond FREE_SETTINGS. HEADERS and CONTINUATION cost
+    1 more for BLOCK_BYTES_A_FRAME that they have beyond FREE_BLOCK_BYTES, and a block FIELD_COST for each field beyond
     FREE_FIELDS. The rest is free: streams, windows, and turns of the loop bound it.
 
     Attributes:
