@@ -220,3 +220,18 @@ async def test_a_flood_of_padding_is_sent_away(start_daemon, raw_open, has_begun
     connection.writer.write(frame(0, b"\xff" + bytes(255), PADDED) * 100)
     assert await sent_away(connection) == (CALM, Offence.CONTROL_FRAMES.value)
     await connection.close()
+
+
+@pytest.mark.asyncio
+async def test_who_never_shows_a_good_credential_is_sent_away(start_daemon, raw_open, framed, tmp_path):
+    tenants = tmp_path / "tenants.toml"
+    tenants.write_text(f'[tenants.a]\ntoken_sha256 = ["{"0" * 64}"]\n')
+    options = {"control_frames_burst": 20, "control_frames_per_second": 1.0, "tenants": str(tenants)}
+    connection = await raw_open((await start_daemon(**options)).address)
+    calls = [connection.request("/pykv.v1.Engine/GetModel", framed(b"")) for _ in range(30)]
+    await connection.flush()
+    assert (await connection.status(calls[20]))[0] == 16  # the first beyond the allowance
+    connection.request("/pykv.v1.Engine/GetModel", framed(b""))
+    await connection.flush()
+    assert await sent_away(connection) == (CALM, Offence.REFUSED_CALLS.value)
+    await connection.close()
