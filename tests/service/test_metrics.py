@@ -15,6 +15,7 @@ from pykv.client import Client, ServiceError
 from pykv.errors import ConfigError
 from pykv.sampling import SamplingParams
 from pykv.service.daemon import Daemon
+from pykv.service.metrics.endpoint import MAX_SCRAPES
 from pykv.service.metrics.families import COUNTS, TIMES
 from pykv.service.options import ServeOptions
 
@@ -182,6 +183,31 @@ async def test_a_scrape_that_no_file_is_left_for_is_taken_a_moment_later(start_d
             resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     assert len(pauses) >= 1
     assert all(seconds > 0.1 for seconds in pauses)
+
+
+async def test_half_requests_take_neither_threads_nor_the_place_of_scrapes(start_daemon):
+    daemon = await start_daemon(metrics_port=0)
+    host, port = daemon.daemon.metrics_address.split(":")
+    num_threads, silent = threading.active_count(), []
+    try:
+        for _ in range(4 * MAX_SCRAPES):
+            silent.append(await asyncio.to_thread(socket.create_connection, (host, int(port))))
+            silent[-1].sendall(b"GET /met")
+        assert value(await scrape(daemon), "ready") == 1
+        assert threading.active_count() <= num_threads + MAX_SCRAPES + 1
+    finally:
+        for connection in silent:
+            connection.close()
+
+
+async def test_a_request_that_does_not_come_in_time_is_given_up(start_daemon, monkeypatch):
+    monkeypatch.setattr("pykv.service.metrics.endpoint.REQUEST_SECONDS", 0.1)
+    host, port = (await start_daemon(metrics_port=0)).daemon.metrics_address.split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(b"GET /metrics HTTP/1.0\r\n")
+    async with asyncio.timeout(10):
+        assert await reader.read() == b""
+    writer.close()
 
 
 async def test_a_port_that_is_taken_is_named(free_port_in_use, load_stub):

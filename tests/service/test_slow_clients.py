@@ -9,6 +9,7 @@ from pykv.engine.outputs import OutputDelta
 from pykv.errors import EngineDeadError, OutOfBlocksError
 from pykv.sampling import SamplingParams
 from pykv.service.protocol import engine_pb2 as pb
+from pykv.service.transport import Offence
 
 pytestmark = pytest.mark.asyncio
 
@@ -96,7 +97,9 @@ async def test_a_client_that_reads_again_gets_every_token_in_order(open_raw, fra
     await connection.close()
 
 
-async def test_a_connection_whose_socket_is_full_is_cut_off(start_daemon, open_raw, framed):
+async def test_a_connection_whose_socket_is_full_is_cut_off_and_told_of(
+    start_daemon, open_raw, framed, caplog
+):
     """The windows are wide open; the client leaves the bytes in the socket."""
     daemon = await start_daemon(stall_timeout=0.2)
     connection = await open_raw(initial_window=2**31 - 1, address=daemon.address)
@@ -110,6 +113,9 @@ async def test_a_connection_whose_socket_is_full_is_cut_off(start_daemon, open_r
         await daemon.engine.until(lambda: daemon.engine.aborted or daemon.engine.finished)
         await daemon.daemon._calls.wait_idle()
     assert daemon.daemon._server.num_connections == 0
+    (reason,) = [record.reason for record in caplog.records if record.getMessage() == "connection closed"]
+    assert reason == Offence.STALLED.value
+    assert daemon.daemon._server.num_closed == {Offence.STALLED: 1}
     connection.abort()
 
 

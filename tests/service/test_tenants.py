@@ -552,7 +552,7 @@ async def test_calls_that_are_turned_away_unread_give_the_connections_window_bac
     start_for_tenants, open_raw, framed
 ):
     """More is sent than the window holds: it would be closed for good if what nobody read still counted."""
-    daemon = await start_for_tenants()
+    daemon = await start_for_tenants(control_frames_burst=10**6)
     connection = await open_raw(address=daemon.address)
     request, count = framed(b"x" * 1024), 5000
     window = connection.h2.outbound_flow_control_window

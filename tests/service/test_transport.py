@@ -15,6 +15,7 @@ from hpack import Encoder
 from pykv.service.protocol import engine_pb2 as pb
 from pykv.service.transport import TransportLimits
 from pykv.service.transport import connection as connection_module
+from pykv.service.transport import turns as turns_module
 from pykv.service.transport.events import BoundedConnection, CallEvents
 from pykv.service.transport.frame_meter import FrameMeter
 from pykv.service.transport.handler import CallHandler
@@ -89,7 +90,11 @@ async def test_early_rejections_give_the_connections_window_back(raw, framed, nu
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize("num_calls", [1500, pytest.param(20_000, marks=pytest.mark.long)])
-async def test_unary_calls_that_fail_give_the_connections_window_back(raw, framed, num_calls):
+async def test_unary_calls_that_fail_give_the_connections_window_back(
+    start_daemon, raw_open, framed, num_calls
+):
+    raw = await raw_open((await start_daemon(control_frames_burst=10**6)).address)
+
     async def rejected():
         stream_id = raw.request("/pykv.v1.Engine/Unknown", framed(b"x" * 4000))
         await raw.flush()
@@ -97,6 +102,7 @@ async def test_unary_calls_that_fail_give_the_connections_window_back(raw, frame
         raw.events.clear()
 
     assert await window_after(raw, [rejected] * num_calls) > 2**20
+    await raw.close()
 
 
 @pytest.mark.asyncio
@@ -149,7 +155,7 @@ CHEAP_FRAMES = {
 async def test_a_flood_of_cheap_frames_closes_its_connection_alone(raw, client, frame, caplog):
     raw.request(GENERATE, end_stream=False)
     await raw.flush()
-    for _ in range(3):
+    for _ in range(8):
         raw.writer.write(frame * 500)
     assert await sent_away(raw) == h2.errors.ErrorCodes.ENHANCE_YOUR_CALM
     assert caplog.text.count("connection closed") == 1
@@ -162,7 +168,7 @@ WINDOW_UPDATE = b"\0\0\4\x08\0\0\0\0\0\0\0\0\1"
 @pytest.mark.asyncio
 async def test_a_flood_of_window_updates_closes_its_connection_alone(raw, client, caplog):
     """They cost a tenth of the others, since peers that read send many."""
-    raw.writer.write(WINDOW_UPDATE * 15_000)
+    raw.writer.write(WINDOW_UPDATE * 40_000)
     assert await sent_away(raw) == h2.errors.ErrorCodes.ENHANCE_YOUR_CALM
     assert caplog.text.count("connection closed") == 1
     assert await client.health() == "SERVING"
@@ -211,7 +217,7 @@ async def test_a_flood_of_calls_that_are_reset_closes_its_connection_and_begins_
     raw, framed, client, engine, caplog
 ):
     request = framed(pb.GenerateRequest(token_ids=pb.TokenIds(ids=[5])))
-    for _ in range(1001):
+    for _ in range(4000):
         raw.h2.reset_stream(raw.request(GENERATE, request))
     await raw.flush()
     assert await sent_away(raw) == h2.errors.ErrorCodes.ENHANCE_YOUR_CALM
@@ -427,6 +433,7 @@ MALFORMED = {
     "no path": {name: value for name, value in USUAL.items() if name != ":path"},
     "an answer": {":status": "200"},
     "nothing": {},
+    "a name of no ASCII": USUAL | {"é": "1"},
 }
 
 
@@ -444,7 +451,6 @@ async def test_malformed_headers_reset_their_stream_alone(daemon, raw, framed, h
 
 UNWELCOME = {
     "no ASCII": ({"x-user": "Jürgen"}, INVALID_ARGUMENT, "'x-user' is not ASCII"),
-    "a name of no ASCII": ({"é": "1"}, INVALID_ARGUMENT, "is not ASCII"),
     "a path of no ASCII": ({":path": "/ü"}, INVALID_ARGUMENT, "':path' is not ASCII"),
     "a timeout of no ASCII": ({"grpc-timeout": "1ü"}, INVALID_ARGUMENT, "'grpc-timeout' is not ASCII"),
     "no base64": ({"x-bin": "A"}, INVALID_ARGUMENT, "'x-bin' is not base64"),
@@ -508,8 +514,8 @@ def test_the_headers_of_usual_calls_cost_nothing_and_large_ones_something():
 @pytest.mark.parametrize("max_unfed", [2**18, 2**13], ids=["reading on", "pausing"])
 async def test_who_sends_much_at_once_leaves_the_others_their_turns(daemon, raw, monkeypatch, max_unfed):
     """Of a burst each turn of the loop does a little, in order, and nothing is lost."""
-    monkeypatch.setattr(connection_module, "FEED_SECONDS", 0.0)
-    monkeypatch.setattr(connection_module, "MAX_UNFED_BYTES", max_unfed)
+    monkeypatch.setattr(turns_module, "TURN_SECONDS", 1e-9)
+    monkeypatch.setattr(connection_module, "MAX_BACKLOG_BYTES", max_unfed)
     (connection,) = daemon.daemon._server._connections
     loop, turn, fed, were_reading = asyncio.get_running_loop(), [0], [], set()
     feed = BoundedConnection.feed

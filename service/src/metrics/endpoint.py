@@ -4,8 +4,10 @@ import errno
 import socket
 import threading
 from collections.abc import Iterable
+from contextlib import suppress
+from io import BytesIO
 from socketserver import ThreadingMixIn
-from time import sleep
+from time import monotonic, sleep
 from typing import Any, Self
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
@@ -21,13 +23,54 @@ __all__ = ["MetricsEndpoint"]
 
 PATH = "/metrics"
 RETRY_SECONDS = 0.5
+MAX_SCRAPES = 16
+ROOM_SECONDS = 0.5
+REQUEST_SECONDS = 5.0
+ANSWER_SECONDS = 10.0
+MAX_HEAD_BYTES = 16 * 1024
+END_OF_HEAD = b"\r\n\r\n"
 SCARCE = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 
 
+class Silent:
+    """The connections whose request has not come yet, in the order in which they were accepted."""
+
+    def __init__(self) -> None:
+        self._connections: dict[socket.socket, None] = {}
+        self._lock = threading.Lock()
+
+    def add(self, connection: socket.socket) -> None:
+        """Waits for its request."""
+        with self._lock:
+            self._connections[connection] = None
+
+    def discard(self, connection: socket.socket) -> None:
+        """Its request has come, or never will."""
+        with self._lock:
+            self._connections.pop(connection, None)
+
+    def end_oldest(self) -> None:
+        """Gives up the one that has been silent for longest; its thread ends."""
+        with self._lock:
+            oldest = next(iter(self._connections), None)
+            if oldest is not None:
+                del self._connections[oldest]
+                with suppress(OSError):
+                    oldest.shutdown(socket.SHUT_RDWR)
+
+
 class ScrapeServer(ThreadingMixIn, WSGIServer):
-    """A thread for each scrape; where no file is left to take one with, it tries again a moment later."""
+    """A thread for each scrape, MAX_SCRAPES at most: one more takes the place of one that has not asked yet.
+
+    Where no file is left to take one with, it tries again a moment later.
+    """
 
     daemon_threads = True
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.silent = Silent()
+        self._room = threading.BoundedSemaphore(MAX_SCRAPES)
+        super().__init__(*args, **kwargs)
 
     def get_request(self) -> tuple[socket.socket, Any]:
         """Accepts a scrape.
@@ -42,9 +85,61 @@ class ScrapeServer(ThreadingMixIn, WSGIServer):
                 sleep(RETRY_SECONDS)
             raise
 
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Begins a thread for a scrape, or closes its connection where all that run have asked and are not done."""
+        if not self._room.acquire(blocking=False):
+            self.silent.end_oldest()
+            if not self._room.acquire(timeout=ROOM_SECONDS):
+                self.shutdown_request(request)
+                return
+        self.silent.add(request)
+        try:
+            super().process_request(request, client_address)
+        except RuntimeError:  # no more threads
+            self._leave(request)
+            raise
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Answers one scrape."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._leave(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Says nothing of a peer that left or was given up."""
+
+    def _leave(self, request: socket.socket) -> None:
+        self.silent.discard(request)
+        self._room.release()
+
 
 class ScrapeHandler(WSGIRequestHandler):
-    """Answers one scrape."""
+    """Answers one scrape, whose request must come in time and be short."""
+
+    server: ScrapeServer
+
+    def handle(self) -> None:
+        """Reads the whole request first."""
+        head = self._head()
+        self.server.silent.discard(self.connection)
+        if head is not None:
+            self.connection.settimeout(ANSWER_SECONDS)
+            self.rfile = BytesIO(head)
+            super().handle()
+
+    def _head(self) -> bytes | None:
+        """All up to the empty line; None where it did not come."""
+        due, head = monotonic() + REQUEST_SECONDS, b""
+        with suppress(OSError):
+            while END_OF_HEAD not in head and len(head) < MAX_HEAD_BYTES:
+                self.connection.settimeout(max(due - monotonic(), 0.001))
+                data = self.connection.recv(MAX_HEAD_BYTES - len(head))
+                if not data:
+                    return None
+                head += data
+            return head if END_OF_HEAD in head else None
+        return None
 
     def log_message(self, *_: object) -> None:
         """Says nothing: scrapes come all the time."""

@@ -1,16 +1,18 @@
 """One connection: its settings, its end, and a watch on peers that do not read, do not write, or ask too much."""
 
 import asyncio
-import time
+from functools import partial
 from typing import cast
 
 from grpclib.config import Configuration
 from grpclib.protocol import H2Protocol
 from h2.config import H2Configuration
 from h2.errors import ErrorCodes
+from h2.exceptions import ProtocolError
 from h2.settings import SettingCodes, Settings
 
 from pykv.service.bounded_log import BoundedLog
+from pykv.service.transport.backlog import Backlog
 from pykv.service.transport.events import LARGEST_STREAM_ID, BoundedConnection, CallEvents
 from pykv.service.transport.frame_meter import FrameMeter
 from pykv.service.transport.handler import CallHandler
@@ -20,13 +22,13 @@ from pykv.service.transport.keepalive import Keepalive
 from pykv.service.transport.limits import TransportLimits
 from pykv.service.transport.offence import Offence
 from pykv.service.transport.peers import Peers
+from pykv.service.transport.turns import Turns
 from pykv.service.transport.writer import TickWriter
 
 __all__ = ["ServerProtocol"]
 
-FEED_BYTES = 4096
-FEED_SECONDS = 0.005
-MAX_UNFED_BYTES = 256 * 1024
+MAX_BACKLOG_BYTES = 256 * 1024
+ERROR_CHARACTERS = 200
 
 
 class ServerProtocol(H2Protocol):
@@ -35,12 +37,14 @@ class ServerProtocol(H2Protocol):
     Args:
         live: the connections that have begun and are not lost; it is one of them meanwhile.
         peers: where `peer` was admitted, and leaves when the connection is lost.
+        turns: when it handles what it receives.
         lines: where it is told why the connection was closed.
 
     Attributes:
         has_begun: whether the connection was made, its TLS handshake included.
     """
 
+    handler: CallHandler
     connection: BoundedConnection
     processor: CallEvents
 
@@ -53,6 +57,7 @@ class ServerProtocol(H2Protocol):
         live: "set[ServerProtocol]",
         peers: Peers,
         peer: str,
+        turns: Turns,
         lines: BoundedLog,
     ) -> None:
         super().__init__(handler, config, h2_config)
@@ -61,9 +66,10 @@ class ServerProtocol(H2Protocol):
         self._live = live
         self._peers = peers
         self._peer = peer
+        self._turns = turns
         self._lines = lines
         self._lost = asyncio.Event()
-        self._unfed = bytearray()
+        self._backlog = Backlog()
         self._is_paused = False
         self._stalled: asyncio.TimerHandle | None = None
         self._overdue: asyncio.TimerHandle | None = None
@@ -82,9 +88,12 @@ class ServerProtocol(H2Protocol):
         h2.increment_flow_control_window(more_window)
         self.connection = BoundedConnection(h2, self._writer, self.config, self._limits, meter)
         self.connection.flush()
-        self.processor = CallEvents(self.handler, self.connection)
+        self.processor = CallEvents(self.handler, self.connection, self._lines)
         self._keepalive = Keepalive(
-            self._limits, self.connection.ping, lambda: bool(self.processor.streams), self._end_vanished
+            self._limits,
+            self.connection.ping,
+            lambda: bool(self.processor.streams),
+            partial(self._cut_off, Offence.VANISHED),
         )
         self._live.add(self)
         self._expect_more()
@@ -97,56 +106,60 @@ class ServerProtocol(H2Protocol):
         self._live.discard(self)
         self._peers.leave(self._peer)
         self._expect_nothing()
-        self._unfed.clear()
+        self._backlog.clear()
         self.resume_writing()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Takes what the client sent; one that sends too many resets, control frames or header fields is sent away."""
+        """Takes what the client sent, and handles it when it is this connection's turn."""
         if self._is_sent_away:
             return  # what still came before the connection was closed
         self._keepalive.hear()
-        meter = self.connection.meter
-        num_begun = meter.num_begun
-        meter.read(data, len(self.connection.h2.streams))
-        if meter.is_overdrawn:
-            self._send_away(Offence.CONTROL_FRAMES)
-            return
-        is_first = not self._unfed
-        self._unfed += data
-        if is_first:
-            self._feed()
-        else:  # a later turn goes on with all of it
-            self._heed_unfed()
-        if self._is_sent_away:
-            return
-        if not meter.is_amid:
-            self._expect_nothing()
-        elif self._overdue is None or meter.num_begun > num_begun:
-            self._expect_more()
+        self._backlog.append(data)
+        self._turns.add(self)
+        self._heed_backlog()
 
-    def _feed(self) -> None:
-        """Does what the client asks for, for one part of a turn of the loop: others get theirs before the rest."""
-        due = time.monotonic() + FEED_SECONDS
-        while self._unfed and not self._transport.is_closing():
-            data = bytes(self._unfed[:FEED_BYTES])
-            del self._unfed[:FEED_BYTES]
-            super().data_received(data)
-            offence = self.connection.offence
-            if offence is not None:
-                self._send_away(offence)
-                return
-            if self._unfed and time.monotonic() >= due:
-                self._heed_unfed()
-                asyncio.get_running_loop().call_soon(self._feed)
-                return
+    @property
+    def has_more(self) -> bool:
+        """Whether something that was received is not handled yet."""
+        return self._backlog.has_piece
+
+    def feed(self) -> int:
+        """Handles one piece of what was received, and returns how many calls that began.
+
+        A client that sends too many frames that cost it nothing, or calls that nobody serves, is sent away.
+        """
         if self._transport.is_closing():
-            self._unfed.clear()
-        self._heed_unfed()
+            self._backlog.clear()
+            return 0
+        num_begun = self.connection.streams_started
+        num_frames = self.connection.meter.num_begun
+        try:
+            self._handle(self._backlog.take())
+        except ProtocolError as error:
+            self._end_broken(ErrorCodes(error.error_code), error)
+        except Exception as error:
+            self._lines.write("error", "connection failed", {"kind": type(error).__name__}, exc_info=error)
+            self._end_broken(ErrorCodes.INTERNAL_ERROR, error)
+        self._heed_time(num_frames)
+        self._heed_backlog()
+        return self.connection.streams_started - num_begun
 
-    def _heed_unfed(self) -> None:
+    def _handle(self, piece: bytes) -> None:
+        connection = self.connection
+        connection.meter.read(piece, len(connection.h2.streams))
+        if not connection.meter.is_overdrawn:
+            events = connection.feed(piece)
+            connection.flush()
+            for event in events:
+                self.processor.process(event)
+            connection.flush()
+        if connection.offence is not None:
+            self._send_away(connection.offence)
+
+    def _heed_backlog(self) -> None:
         """Reads no more while much waits; some may come: unread bytes would cut a goodbye off."""
-        is_much = len(self._unfed) >= MAX_UNFED_BYTES
+        is_much = len(self._backlog) >= MAX_BACKLOG_BYTES
         if is_much == self._is_paused or self._transport.is_closing():
             return
         self._is_paused = is_much
@@ -155,11 +168,21 @@ class ServerProtocol(H2Protocol):
         else:
             self._transport.resume_reading()
 
+    def _heed_time(self, num_frames: int) -> None:
+        """Gives the client its time for what it has begun to send since there were so many frames."""
+        if self._transport.is_closing():
+            return
+        meter = self.connection.meter
+        if not (meter.is_amid or self._backlog):
+            self._expect_nothing()
+        elif self._overdue is None or meter.num_begun > num_frames:
+            self._expect_more()
+
     def pause_writing(self) -> None:
         """Stops the streams; a peer that takes nothing for too long is cut off, with all its calls."""
         super().pause_writing()
         loop = asyncio.get_running_loop()
-        self._stalled = loop.call_later(self._limits.stall_seconds, self._transport.abort)
+        self._stalled = loop.call_later(self._limits.stall_seconds, self._cut_off, Offence.STALLED)
 
     def resume_writing(self) -> None:
         """Lets the streams go on."""
@@ -201,28 +224,45 @@ class ServerProtocol(H2Protocol):
         """Gives the client its time for what it has begun to send."""
         self._expect_nothing()
         loop = asyncio.get_running_loop()
-        self._overdue = loop.call_later(self._limits.request_seconds, self._send_away, Offence.OVERDUE)
+        self._overdue = loop.call_later(self._limits.request_seconds, self._be_overdue)
 
     def _expect_nothing(self) -> None:
         if self._overdue is not None:
             self._overdue.cancel()
             self._overdue = None
 
+    def _be_overdue(self) -> None:
+        """Sends the client away, unless it is the server that is late."""
+        if self._backlog.has_piece:
+            self._expect_more()
+        else:
+            self._send_away(Offence.OVERDUE)
+
     def _send_away(self, offence: Offence) -> None:
-        self._is_sent_away = True
-        self._tell(offence)
-        self._keepalive.stop()
-        self._expect_nothing()
-        self._unfed.clear()
+        self._end(offence)
         self.connection.say_goodbye(self.processor.last_begun, ErrorCodes.ENHANCE_YOUR_CALM, offence.value)
         self.processor.close(offence.value)
 
-    def _end_vanished(self) -> None:
-        """Closes at once: what was sent would wait for a peer that does not answer."""
-        self._tell(Offence.VANISHED)
+    def _end_broken(self, code: ErrorCodes, error: Exception) -> None:
+        """Says goodbye after an error that is not one call's: what comes next could not be told apart."""
+        self._end(Offence.PROTOCOL, error=str(error)[:ERROR_CHARACTERS])
+        self.connection.flush()
+        self.connection.say_goodbye(self.processor.last_begun, code, Offence.PROTOCOL.value)
+        self.processor.close(Offence.PROTOCOL.value)
+
+    def _end(self, offence: Offence, **details: str) -> None:
+        self._is_sent_away = True
+        self._tell(offence, **details)
+        self._keepalive.stop()
+        self._expect_nothing()
+        self._backlog.clear()
+
+    def _cut_off(self, offence: Offence) -> None:
+        """Closes at once: what was sent would wait for a peer that does not take it, or is gone."""
+        self._tell(offence)
         self.abort()
 
-    def _tell(self, offence: Offence) -> None:
+    def _tell(self, offence: Offence, **details: str) -> None:
         self._peers.count_closed(offence)
         peer = self._transport.get_extra_info("peername")
-        self._lines.write("warning", "connection closed", {"reason": offence.value}, peer=peer)
+        self._lines.write("warning", "connection closed", {"reason": offence.value}, peer=peer, **details)

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import cast
 
-import structlog
 from grpclib.config import Configuration
 from grpclib.metadata import encode_grpc_message
 from grpclib.protocol import Connection, EventsProcessor, Stream
@@ -17,15 +16,19 @@ from h2.events import (
     PingReceived,
     RequestReceived,
     StreamReset,
+    TrailersReceived,
     WindowUpdated,
 )
 
+from pykv.service.bounded_log import BoundedLog
 from pykv.service.transport.frame_meter import FrameMeter
 from pykv.service.transport.goaway import goaway
-from pykv.service.transport.headers import HeaderFault, fault_of
+from pykv.service.transport.handler import CallHandler
+from pykv.service.transport.headers import HeaderFault, fault_of, is_malformed
 from pykv.service.transport.limits import TransportLimits
 from pykv.service.transport.offence import Offence
 from pykv.service.transport.ping_strikes import PingStrikes
+from pykv.service.transport.refusals import Refusals
 from pykv.service.transport.stream import BoundedStream, UnfinishedMessages
 from pykv.service.transport.writer import TickWriter
 
@@ -33,8 +36,6 @@ __all__ = ["LARGEST_STREAM_ID", "BoundedConnection", "CallEvents"]
 
 LARGEST_STREAM_ID = 2**31 - 1
 PING_DATA = b"pykv-srv"
-
-log = structlog.get_logger("pykv.service")
 
 
 class BoundedConnection(Connection):
@@ -54,6 +55,7 @@ class BoundedConnection(Connection):
         self._limits = limits
         self.meter = meter
         self.pings = PingStrikes(limits)
+        self.refusals = Refusals(limits)
         self.unfinished = UnfinishedMessages(limits)
 
     @property
@@ -61,6 +63,8 @@ class BoundedConnection(Connection):
         """Why the peer must be sent away; None where there is no reason to."""
         if self.meter.is_overdrawn:
             return Offence.CONTROL_FRAMES
+        if self.refusals.are_too_many:
+            return Offence.REFUSED_CALLS
         return Offence.PINGS if self.pings.are_too_many else None
 
     def headers_send_process(self) -> None:
@@ -111,11 +115,20 @@ class BoundedConnection(Connection):
 
 
 class CallEvents(EventsProcessor):
-    """Hands HTTP/2 events to the calls, and refuses calls that begin after the last one that is served."""
+    """Hands HTTP/2 events to the calls, and refuses calls that begin after the last one that is served.
+
+    Args:
+        lines: where it is told what went wrong in here.
+    """
 
     last_stream_id = LARGEST_STREAM_ID
     connection: BoundedConnection
+    handler: CallHandler
     _is_client_leaving = False
+
+    def __init__(self, handler: CallHandler, connection: BoundedConnection, lines: BoundedLog) -> None:
+        super().__init__(handler, connection)
+        self._lines = lines
 
     @property
     def last_begun(self) -> int:
@@ -123,10 +136,22 @@ class CallEvents(EventsProcessor):
         return min(self.connection.h2.highest_inbound_stream_id, self.last_stream_id)
 
     def process(self, event: Event) -> None:
-        """Handles what is known; frames of extensions are ignored, as HTTP/2 demands."""
+        """Handles what is known; frames of extensions are ignored, as HTTP/2 demands.
+
+        What goes wrong with one stream ends that stream only.
+        """
         processors = getattr(self, "processors", {})  # gone once the connection is closed
-        if type(event) in processors:
+        if type(event) not in processors:
+            return
+        stream_id = getattr(event, "stream_id", None)
+        if not stream_id:
             processors[type(event)](event)
+            return
+        try:
+            processors[type(event)](event)
+        except Exception as error:
+            self._lines.write("error", "stream failed", {"kind": type(error).__name__}, exc_info=error)
+            self._end_stream(stream_id, ErrorCodes.INTERNAL_ERROR)
 
     def process_request_received(self, event: RequestReceived) -> None:
         """Begins a call, or lets the client know that it may try elsewhere, or what is wrong with its headers."""
@@ -134,11 +159,22 @@ class CallEvents(EventsProcessor):
         if event.stream_id > self.last_stream_id:
             self._reset(event.stream_id, ErrorCodes.REFUSED_STREAM)
             return
-        fault = fault_of(cast("list[tuple[str, str]]", event.headers))  # h2 decodes them
+        headers = cast("list[tuple[str, str]]", event.headers)  # h2 decodes them
+        fault = fault_of(headers, self.handler.mapping, has_ended=event.stream_ended is not None)
         if fault is None:
-            super().process_request_received(event)
+            self.create_call(event)
         else:
             self._refuse(event.stream_id, fault)
+
+    def create_call(self, event: RequestReceived) -> None:
+        """Begins the task of a call whose headers are as they must be."""
+        super().process_request_received(event)
+
+    def process_trailers_received(self, event: TrailersReceived) -> None:
+        """Ignores what they say, but for such as HTTP/2 forbids."""
+        assert event.stream_id is not None  # h2 sets it
+        if is_malformed(cast("list[tuple[str, str]]", event.headers)):
+            self._end_stream(event.stream_id, ErrorCodes.PROTOCOL_ERROR)
 
     def process_data_received(self, event: DataReceived) -> None:
         """Buffers data; an empty frame is no end of the stream."""
@@ -175,20 +211,31 @@ class CallEvents(EventsProcessor):
             self.close("the client said goodbye")
 
     def _refuse(self, stream_id: int, fault: HeaderFault) -> None:
-        log.debug("headers refused", reason=fault.message)
-        self.connection.meter.charge(1.0)
+        """Answers without a task: such calls may come in floods."""
+        self._lines.write("debug", "call refused", {"reason": fault.kind}, error=fault.message)
+        self.connection.refusals.count()
         if fault.status is None:
             self._reset(stream_id, ErrorCodes.PROTOCOL_ERROR)
             return
         if self._can_answer(stream_id):
             headers = [
-                (":status", "200"),
+                (":status", fault.http_status),
                 ("content-type", "application/grpc"),
                 ("grpc-status", str(fault.status.value)),
                 ("grpc-message", encode_grpc_message(fault.message)),
             ]
             self.connection.h2.send_headers(stream_id, headers, end_stream=True)
         self._reset(stream_id, ErrorCodes.NO_ERROR)  # the rest of a request that has not ended
+
+    def _end_stream(self, stream_id: int, code: ErrorCodes) -> None:
+        """Resets a stream, and ends its call if it has begun."""
+        self._reset(stream_id, code)
+        stream = self.streams.get(stream_id)
+        if stream is None:
+            return
+        stream.__terminated__("the stream was reset")
+        if not self.handler.cancel(stream):
+            del self.streams[stream_id]
 
     def _reset(self, stream_id: int, code: ErrorCodes) -> None:
         if self._can_answer(stream_id):

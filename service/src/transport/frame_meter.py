@@ -10,7 +10,7 @@ __all__ = ["FrameMeter"]
 PREFACE_BYTES = 24
 HEADER_BYTES = 9
 DATA, HEADERS, SETTINGS, WINDOW_UPDATE, CONTINUATION = 0x0, 0x1, 0x4, 0x8, 0x9
-END_STREAM, END_HEADERS = 0x1, 0x4
+END_STREAM, END_HEADERS, PADDED = 0x1, 0x4, 0x8
 SMALL_DATA_BYTES = 256
 SMALL_COST = 0.1
 STREAMS_A_FRAME = 256
@@ -18,6 +18,9 @@ FREE_BLOCK_BYTES = 1024
 BLOCK_BYTES_A_FRAME = 1024
 FREE_FIELDS = 32
 FIELD_COST = 0.1
+SETTING_BYTES = 6
+SETTING_COST = 0.01
+FREE_SETTINGS = 16
 
 
 class FrameMeter:
@@ -25,9 +28,10 @@ class FrameMeter:
 
     A reset, SETTINGS, PING, PRIORITY, CONTINUATION, an unknown frame, and DATA that is empty and ends nothing cost
     1 each; a tenth costs WINDOW_UPDATE, since peers that read send many, and DATA of less than 256 bytes that ends
-    nothing, since short messages are sent so. SETTINGS, of which each stream is told, cost 1 more for STREAMS_A_FRAME
-    of those. HEADERS and CONTINUATION cost 1 more for BLOCK_BYTES_A_FRAME that they have beyond FREE_BLOCK_BYTES, and
-    a block FIELD_COST for each field beyond FREE_FIELDS. The rest is free: streams and windows bound it.
+    nothing, since short messages are sent so; padding is no data. SETTINGS, of which each stream is told, cost 1 more
+    for STREAMS_A_FRAME of those, and SETTING_COST for each setting beyond FREE_SETTINGS. HEADERS and CONTINUATION cost
+    1 more for BLOCK_BYTES_A_FRAME that they have beyond FREE_BLOCK_BYTES, and a block FIELD_COST for each field beyond
+    FREE_FIELDS. The rest is free: streams, windows, and turns of the loop bound it.
 
     Attributes:
         num_begun: frames that have begun, other than CONTINUATION.
@@ -66,7 +70,12 @@ class FrameMeter:
         while place + HEADER_BYTES <= len(data):
             size = int.from_bytes(data[place : place + 3], "big")
             kind, flags = data[place + 3], data[place + 4]
-            cost += _cost(kind, flags, size, num_streams)
+            num_padding = 0
+            if kind == DATA and flags & PADDED and size:
+                if place + HEADER_BYTES == len(data):
+                    break  # how much of it is padding is not known yet
+                num_padding = 1 + data[place + HEADER_BYTES]
+            cost += _cost(kind, flags, max(size - num_padding, 0), num_streams)
             self._begin(kind, flags)
             place += HEADER_BYTES + size
         self._cut_header = data[place:]
@@ -100,7 +109,8 @@ def _cost(kind: int, flags: int, size: int, num_streams: int) -> float:
     if kind == WINDOW_UPDATE:
         return SMALL_COST
     if kind == SETTINGS:
-        return 1.0 + num_streams // STREAMS_A_FRAME
+        num_settings = size // SETTING_BYTES
+        return 1.0 + num_streams // STREAMS_A_FRAME + max(num_settings - FREE_SETTINGS, 0) * SETTING_COST
     if kind in (HEADERS, CONTINUATION):
         return (kind == CONTINUATION) + max(size - FREE_BLOCK_BYTES, 0) / BLOCK_BYTES_A_FRAME
     return 1.0

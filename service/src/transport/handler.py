@@ -32,15 +32,18 @@ class CallHandler(Handler):
         release = _Once(release_stream)
         if isinstance(stream, BoundedStream):
             stream.timeout_seconds, headers = _take_timeout(headers)
+            stream.needs_message = not self.mapping[_path_of(headers)].cardinality.client_streaming
         super().accept(stream, headers, release)
         task = self._tasks[stream]
         task.add_done_callback(release)
         task.add_done_callback(partial(self._forget, stream))
 
-    def cancel(self, stream: Stream) -> None:
-        """Cancels a call whose stream was reset, if it still runs."""
-        if stream in self._tasks:
+    def cancel(self, stream: Stream) -> bool:  # type: ignore[override]
+        """Cancels a call whose stream was reset, and returns whether it still ran."""
+        runs = stream in self._tasks
+        if runs:
             super().cancel(stream)
+        return runs
 
     def _forget(self, stream: Stream, task: "asyncio.Task[None]") -> None:
         self._tasks.pop(stream, None)
@@ -60,10 +63,11 @@ class _Once:
 
 
 def _take_timeout(headers: Sequence[tuple[str, str]]) -> tuple[float | None, Headers]:
-    """Parts the timeout from the other headers; a malformed one stays with them and is refused later."""
-    try:
-        timeouts = [decode_timeout(value) for name, value in headers if name == TIMEOUT_HEADER]
-    except ValueError:
-        return None, list(headers)
+    """Parts the timeout, which is known to be well-formed, from the other headers."""
+    timeouts = [decode_timeout(value) for name, value in headers if name == TIMEOUT_HEADER]
     others = [(name, value) for name, value in headers if name != TIMEOUT_HEADER]
     return min(timeouts, default=None), others
+
+
+def _path_of(headers: Headers) -> str:
+    return next(value for name, value in headers if name == ":path")

@@ -4,17 +4,31 @@ from collections.abc import Callable, Iterable
 from copy import copy
 
 from h2.config import H2Configuration
-from h2.connection import H2Connection
+from h2.connection import AllowedStreamIDs, ConnectionInputs, H2Connection, _decode_headers
 from h2.errors import ErrorCodes
-from h2.events import ConnectionTerminated, Event
+from h2.events import ConnectionTerminated, Event, StreamReset
+from h2.exceptions import InvalidBodyLengthError, ProtocolError, StreamClosedError, TooManyStreamsError
+from h2.frame_buffer import FrameBuffer
 from h2.settings import SettingCodes
+from h2.stream import StreamClosedBy, StreamState
 from hpack import Decoder, HeaderTuple, HPACKDecodingError, OversizedHeaderListError
-from hyperframe.frame import Frame, GoAwayFrame, SettingsFrame
+from hyperframe.frame import (
+    DataFrame,
+    Frame,
+    GoAwayFrame,
+    HeadersFrame,
+    PriorityFrame,
+    RstStreamFrame,
+    SettingsFrame,
+    WindowUpdateFrame,
+)
 
 __all__ = ["BoundedH2Connection"]
 
 MAX_HEADER_TABLE_BYTES = 4096
 MAX_BLOCK_BYTES = 64 * 1024
+HEADER_BYTES = 9
+ZERO_UPDATE = b"\0\0\4\x08"
 MAX_TABLE_UPDATES = 2  # of a block, as HPACK has it
 KNOWN_SETTINGS = frozenset(SettingCodes)
 
@@ -52,8 +66,28 @@ class BoundedDecoder(Decoder):
         return super()._update_encoding_context(data)
 
 
+class LenientFrameBuffer(FrameBuffer):
+    """Gives out the frames that are an error of one stream only; h2 would end the connection."""
+
+    def __next__(self) -> Frame:
+        """The next frame; a WINDOW_UPDATE of a stream may be one of 0."""
+        try:
+            return super().__next__()
+        except ProtocolError:
+            stream_id = int.from_bytes(self._data[5:HEADER_BYTES], "big") & 0x7FFFFFFF
+            if not (stream_id and self._data.startswith(ZERO_UPDATE) and not any(self._data[9:13])):
+                raise
+            del self._data[:13]
+            frame = WindowUpdateFrame(stream_id, 0)
+            self._update_header_buffer(frame)  # raises amid a block of headers
+            return frame
+
+
 class BoundedH2Connection(H2Connection):
     """h2's connection; beside its streams and windows it keeps some 100 KiB at most.
+
+    An error that HTTP/2 calls one of a stream resets that stream only. One of the connection is for whoever feeds it
+    to tell the peer.
 
     Headers come as Latin-1, which any byte is: what is no ASCII is for the call to answer, not for the connection.
 
@@ -72,6 +106,81 @@ class BoundedH2Connection(H2Connection):
         config.header_encoding = "latin-1"
         super().__init__(config)
         self.decoder = BoundedDecoder(charge_fields)
+        self.incoming_buffer = LenientFrameBuffer(server=True)
+        self._count_at = 0
+
+    def _terminate_connection(self, error_code: ErrorCodes) -> None:
+        """Takes nothing more; h2 would say goodbye, without a word why."""
+        self.state_machine.process_input(ConnectionInputs.SEND_GOAWAY)
+
+    def _receive_headers_frame(self, frame: HeadersFrame) -> tuple[list[Frame], list[Event]]:
+        """Begins a call or ends its request; headers that are an error reset its stream only.
+
+        They are decoded in any case: those that follow build on them.
+        """
+        headers = _decode_headers(self.decoder, frame.data)
+        events = self.state_machine.process_input(ConnectionInputs.RECV_HEADERS)
+        is_full = self._is_full(frame.stream_id)
+        stream = self._get_or_create_stream(frame.stream_id, AllowedStreamIDs.ODD)
+        try:
+            frames, more = stream.receive_headers(
+                headers, "END_STREAM" in frame.flags, self.config.header_encoding
+            )
+            if "PRIORITY" in frame.flags:
+                _check_priority(frame)
+            if is_full:
+                raise TooManyStreamsError(f"more than {self.local_settings.max_concurrent_streams} streams")
+        except StreamClosedError:
+            raise
+        except TooManyStreamsError:
+            return self._reset_alone(frame.stream_id, ErrorCodes.REFUSED_STREAM)
+        except ProtocolError as error:
+            return self._reset_alone(frame.stream_id, ErrorCodes(error.error_code))
+        return frames, events + more
+
+    def _receive_data_frame(self, frame: DataFrame) -> tuple[list[Frame], list[Event]]:
+        """Takes data; more or less of it than the headers announced resets the stream only."""
+        try:
+            return super()._receive_data_frame(frame)
+        except InvalidBodyLengthError:
+            frames, events = self._reset_alone(frame.stream_id, ErrorCodes.PROTOCOL_ERROR)
+            increment = self._inbound_flow_control_window_manager.process_bytes(frame.flow_controlled_length)
+            return frames + ([WindowUpdateFrame(0, increment)] if increment else []), events
+
+    def _receive_window_update_frame(self, frame: WindowUpdateFrame) -> tuple[list[Frame], list[Event]]:
+        """Opens a window; one of 0 resets its stream only."""
+        if frame.window_increment:
+            return super()._receive_window_update_frame(frame)
+        return self._reset_alone(frame.stream_id, ErrorCodes.PROTOCOL_ERROR)
+
+    def _receive_priority_frame(self, frame: HeadersFrame | PriorityFrame) -> tuple[list[Frame], list[Event]]:
+        """Ignores it, but for a stream that depends on itself, which is reset."""
+        try:
+            _check_priority(frame)
+        except ProtocolError:
+            return self._reset_alone(frame.stream_id, ErrorCodes.PROTOCOL_ERROR)
+        return [], self.state_machine.process_input(ConnectionInputs.RECV_PRIORITY)
+
+    def _is_full(self, stream_id: int) -> bool:
+        """Whether the stream would be one too many; h2 would count all of them for each that begins.
+
+        To count them forgets those that are closed.
+        """
+        if stream_id in self.streams or len(self.streams) < self._count_at:
+            return False
+        most, num_open = self.local_settings.max_concurrent_streams, self.open_inbound_streams
+        self._count_at = min(2 * num_open, most)
+        return num_open >= most
+
+    def _reset_alone(self, stream_id: int, code: ErrorCodes) -> tuple[list[Frame], list[Event]]:
+        """Ends one stream, whatever state it is in; one that is not open stays as it is."""
+        stream = self.streams.get(stream_id)
+        if stream is None:
+            return [], []
+        stream.state_machine.state = StreamState.CLOSED
+        stream.state_machine.stream_closed_by = StreamClosedBy.SEND_RST_STREAM
+        event = StreamReset(stream_id=stream_id, error_code=code, remote_reset=False)
+        return [RstStreamFrame(stream_id, int(code))], [event]
 
     def _receive_goaway_frame(self, frame: GoAwayFrame) -> tuple[list[Frame], list[Event]]:
         """Leaves the connection open at a goodbye without an error, for the calls that have begun.
@@ -104,3 +213,8 @@ class BoundedH2Connection(H2Connection):
         sizes = self.encoder.table_size_changes
         if len(sizes) > 2:
             sizes[:] = [min(sizes), sizes[-1]]
+
+
+def _check_priority(frame: HeadersFrame | PriorityFrame) -> None:
+    if frame.depends_on == frame.stream_id:
+        raise ProtocolError(f"stream {frame.stream_id} depends on itself")

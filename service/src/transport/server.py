@@ -22,6 +22,7 @@ from pykv.service.transport.handler import CallHandler
 from pykv.service.transport.limits import TransportLimits
 from pykv.service.transport.offence import Offence
 from pykv.service.transport.peers import Peers
+from pykv.service.transport.turns import Turns
 
 __all__ = ["CallServer"]
 
@@ -64,6 +65,7 @@ class CallServer(Server):
         self._lines = lines
         self._connections: set[ServerProtocol] = set()
         self._peers = Peers(limits)
+        self._turns = Turns()
         self._arrivals: Arrivals | None = None
         self._goodbye_seconds: float | None = None
 
@@ -157,13 +159,14 @@ class CallServer(Server):
             self._connections,
             self._peers,
             peer,
+            self._turns,
             self._lines,
         )
 
     def _take(self, protocol: ServerProtocol) -> None:
         """Takes a connection that has begun; drops the handler of one that never will, which nothing else would do."""
         if not protocol.has_begun:
-            self._handlers.discard(cast(CallHandler, protocol.handler))
+            self._handlers.discard(protocol.handler)
         elif self._goodbye_seconds is not None:
             protocol.announce_end()
             self._loop.call_later(self._goodbye_seconds, protocol.refuse_further_calls)

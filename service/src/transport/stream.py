@@ -2,6 +2,7 @@
 
 import asyncio
 import struct
+from typing import TYPE_CHECKING
 
 import anyio
 from grpclib.const import Status
@@ -10,8 +11,12 @@ from grpclib.protocol import Buffer, Connection, Stream
 from h2.connection import H2Connection
 
 from pykv.service.errors import ClientTooSlowError
+from pykv.service.transport.headers import NO_MESSAGE
 from pykv.service.transport.limits import TransportLimits
 from pykv.service.transport.writer import TickWriter
+
+if TYPE_CHECKING:
+    from pykv.service.transport.events import BoundedConnection
 
 __all__ = ["BoundedStream", "UnfinishedMessages"]
 
@@ -49,9 +54,12 @@ class BoundedStream(Stream):
 
     Attributes:
         timeout_seconds: what the client gave the call, from its start; None = no limit.
+        needs_message: whether a call without a request message is refused.
     """
 
+    connection: "BoundedConnection"
     timeout_seconds: float | None = None
+    needs_message = False
 
     def __init__(
         self,
@@ -79,8 +87,8 @@ class BoundedStream(Stream):
         """Reads `size` bytes: of a prefix and of a message, in turn.
 
         Raises:
-            GRPCError: the message is compressed, over the limit, or ends too early, or the connection holds too much
-                of unfinished messages.
+            GRPCError: the message is missing, compressed, over the limit, or ends too early, or the connection holds
+                too much of unfinished messages.
             ClientTooSlowError: it is the call's first message, and did not come within `request_seconds`.
         """
         try:
@@ -105,6 +113,8 @@ class BoundedStream(Stream):
 
     async def _recv_part(self, size: int) -> bytes:
         data = await self._read(size)
+        if not data and self._awaits_prefix and self._awaits_request and self.needs_message:
+            raise GRPCError(Status.INVALID_ARGUMENT, NO_MESSAGE)
         if self._awaits_prefix and data:
             self._check_prefix(data)
         elif len(data) != size and not self._awaits_prefix:
@@ -112,6 +122,12 @@ class BoundedStream(Stream):
         self._awaits_request = self._awaits_request and self._awaits_prefix
         self._awaits_prefix = not self._awaits_prefix
         return data
+
+    async def send_headers(self, headers: list[tuple[str, str]], end_stream: bool = False) -> None:
+        """Sends headers or, as the last thing, the status."""
+        await super().send_headers(headers, end_stream)
+        if end_stream:
+            self.connection.refusals.heed(dict(headers).get("grpc-status", ""))
 
     async def send_data(self, data: bytes, end_stream: bool = False) -> None:
         """Sends `data`, and waits a bounded time for the client to take it.
