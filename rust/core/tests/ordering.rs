@@ -173,6 +173,35 @@ fn small_requests_pass_a_large_one_a_bounded_number_of_times() {
 }
 
 #[test]
+fn under_every_order_a_request_behind_others_that_wait_is_passed_a_bounded_number_of_times() {
+    let orders = [QueueOrder::Fcfs, QueueOrder::Priority, QueueOrder::LongestPrefix, QueueOrder::FairShare];
+    for order in orders {
+        let mut engine =
+            Engine::new(SchedulerConfig { max_passes: 2, enable_prefix_caching: false, ..config(order) });
+        engine.submit(&prompt(0, 8), 70, 1);
+        engine.step();
+        let large = submit(
+            &mut engine,
+            Submission { priority: 1, tenant: b"large", ..Submission::new(&prompt(1, 72)) },
+        );
+        let mut small = Vec::new();
+        for round in 0..20_u8 {
+            // It does not fit either, and its client gives up soon.
+            let urgent =
+                submit(&mut engine, Submission { tenant: &[round, 0], ..Submission::new(&prompt(2, 76)) });
+            let (tokens, tenant) = (prompt(3, 4), [round, 1]);
+            let submission = Submission { priority: 1, tenant: &tenant, ..Submission::new(&tokens) };
+            small.push(submit(&mut engine, submission).get());
+            engine.step();
+            engine.scheduler.abort(urgent);
+        }
+        let passed = small.iter().filter(|&&id| engine.outputs.contains_key(&(id, 0))).count();
+        assert!(!engine.outputs.contains_key(&(large.get(), 0)));
+        assert_eq!(passed, 2, "{order:?}");
+    }
+}
+
+#[test]
 fn an_expired_request_is_never_prefilled() {
     let mut engine = one_by_one(QueueOrder::Fcfs);
     engine.submit(&prompt(0, 5), 30, 1);

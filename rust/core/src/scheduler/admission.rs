@@ -154,6 +154,7 @@ impl Scheduler {
             self.cache.come_back(&mut cursor);
         }
         let sequence = &mut self.sequences[index];
+        sequence.passed = 0;
         (sequence.tables, sequence.cursor, sequence.epoch) = (tables, cursor, epoch);
         (sequence.num_computed, sequence.num_planned) = (cached, cached);
         sequence.shared_blocks = sequence.cursor.published;
@@ -203,7 +204,6 @@ impl Scheduler {
 
     pub(super) fn end_stall(&mut self, index: SeqIndex) {
         let sequence = &mut self.sequences[index];
-        sequence.passed = 0;
         if let Some(since) = sequence.stalled_since.take()
             && let Some(request) = self.requests.get_mut(&sequence.key.request)
         {

@@ -116,7 +116,7 @@ pub struct Scheduler {
     outputs: OutputEstimate,
     growths: Vec<Growth>,
     /// Those that may start in the step at hand.
-    candidates: Vec<SeqIndex>,
+    candidates: Vec<plan::Waiting>,
     /// Those that are at a place for a checkpoint behind the step at hand.
     checkpointed: Vec<SeqIndex>,
     /// The checkpoints that live sequences would start again from.
