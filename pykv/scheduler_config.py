@@ -63,7 +63,7 @@ class SchedulerConfig:
             `max_steps_in_flight` 1.
         checkpoint_every: blocks from one place for a checkpoint of the states to the next; chunks of prompts end there.
         queue_order: "fcfs"; "priority"; "longest_prefix": who finds most of its prompt in the cache; "fair_share":
-            equal shares of tokens for all tenants (start-time fair queuing; Goyal et al., SIGCOMM 1996).
+            equal shares of tokens for all tenants (virtual token counters; Sheng et al., OSDI 2024).
         max_passes: how often a waiting sequence may be passed by later ones before all others wait for it.
         preempt_lower_ranks: whether a waiting request may push out running ones of a later priority.
         partial_block_reuse: where a prompt's hit ends inside a cached block, the fewest tokens of that block that are

@@ -140,11 +140,11 @@ fn the_longest_prefix_starts_first_but_nobody_is_passed_for_ever() {
 #[test]
 fn tenants_take_turns_whoever_sends_more() {
     let mut engine = one_by_one(QueueOrder::FairShare);
-    for _ in 0..6 {
-        submit(&mut engine, Submission { tenant: b"greedy", ..Submission::new(&prompt(0, 8)) });
+    for seed in 0..6 {
+        submit(&mut engine, Submission { tenant: b"greedy", ..Submission::new(&prompt(seed, 8)) });
     }
-    for _ in 0..2 {
-        submit(&mut engine, Submission { tenant: b"modest", ..Submission::new(&prompt(0, 8)) });
+    for seed in 6..8 {
+        submit(&mut engine, Submission { tenant: b"modest", ..Submission::new(&prompt(seed, 8)) });
     }
     engine.run();
     assert_eq!(ended_order(&engine), [0, 6, 1, 7, 2, 3, 4, 5]);

@@ -131,9 +131,8 @@ impl Scheduler {
     }
 
     fn start(&mut self, step: &mut Step, index: SeqIndex) -> Result<()> {
-        let key = self.sequences[index].key;
-        self.dequeue(key);
-        self.virtual_time.advance(key.rank);
+        self.dequeue(self.sequences[index].key);
+        let key = self.count_start(index);
         let epoch = self.new_epoch();
         let (mut tables, mut cursor) = self.cache.share_found();
         let misses = self.misses(step, index, cursor.published);
@@ -185,9 +184,11 @@ impl Scheduler {
         if sequence.reuse_cached {
             self.totals.queried_tokens += sequence.tokens.len() as u64;
         }
+        let request = sequence.key.request;
+        self.settle_hit(request, cached);
         self.totals.hit_tokens += cached as u64;
         self.totals.partial_hit_tokens += copied as u64;
-        if let Some(request) = self.requests.get_mut(&sequence.key.request) {
+        if let Some(request) = self.requests.get_mut(&request) {
             request.summary.cached_tokens = cached;
             request.summary.partial_hit_tokens = copied;
         }

@@ -93,6 +93,7 @@ impl Scheduler {
             let detail = format!("{tokens} tokens wait, {} are counted", self.num_queued_tokens);
             return Err(Error::broken("I8 lists", detail));
         }
+        self.check_turns()?;
         if !self.running.is_sorted_by_key(|&index| self.sequences[index].key) {
             return Err(Error::broken("I8 lists", "the running ones are not sorted by age"));
         }

@@ -15,6 +15,7 @@ mod buffers;
 mod check;
 mod config;
 mod failure;
+mod fair;
 mod folding;
 mod in_flight;
 mod pages;
@@ -50,9 +51,10 @@ pub use step::Plan;
 
 use crate::error::{Error, Result};
 use crate::groups::Tables;
+use crate::policy::fair::{FairShares, unstarted_rank};
 use crate::policy::forecast::Growth;
 use crate::policy::length::OutputEstimate;
-use crate::policy::order::{QueueOrder, VirtualTime, priority_rank};
+use crate::policy::order::{QueueOrder, priority_rank};
 use crate::policy::preemption::Costs;
 use crate::pool::BlockPool;
 use crate::prefix::{Media, PrefixCache, Retention, ScopeId};
@@ -87,7 +89,7 @@ pub struct Scheduler {
     /// Tokens of what waits.
     num_queued_tokens: usize,
     deadlines: BTreeSet<(Deadline, RequestId)>,
-    virtual_time: VirtualTime,
+    shares: FairShares,
     /// Whether a sequence that could not start when last looked at might start now.
     queue_changed: bool,
     /// By age.
@@ -150,7 +152,7 @@ impl Scheduler {
             num_queued: 0,
             num_queued_tokens: 0,
             deadlines: BTreeSet::new(),
-            virtual_time: VirtualTime::default(),
+            shares: FairShares::default(),
             queue_changed: false,
             running: Vec::with_capacity(config.max_num_seqs),
             has_stopped: false,
@@ -272,16 +274,12 @@ impl Scheduler {
         room("tokens", self.num_queued_tokens, prompt, config.max_queued_tokens)
     }
 
-    /// A request's rank under the configured order.
+    /// A request's rank under the configured order. Under fair shares it gets another one when it starts.
     fn rank(&mut self, submission: &Submission<'_>) -> u64 {
         match self.config.queue_order {
             QueueOrder::Fcfs | QueueOrder::LongestPrefix => 0,
             QueueOrder::Priority => priority_rank(submission.priority),
-            QueueOrder::FairShare => {
-                let room = self.config.cap() - submission.prompt.len();
-                let output = self.outputs.expected(submission.max_tokens, room) * submission.num_samples;
-                self.virtual_time.start(submission.tenant, submission.prompt.len() + output)
-            }
+            QueueOrder::FairShare => unstarted_rank(self.shares.enter(submission.tenant, self.outputs)),
         }
     }
 
@@ -318,6 +316,7 @@ impl Scheduler {
             starts_cold: false,
             started_before: false,
             passed: 0,
+            counted_output: 0,
             swapped: None,
             stalled_since: None,
         }
@@ -332,13 +331,16 @@ impl Scheduler {
         self.num_queued += sequence.num_samples;
         self.num_queued_tokens += sequence.tokens.len();
         self.queue_changed = true;
-        self.waiting.insert(sequence.key, index);
+        let key = sequence.key;
+        self.waiting.insert(key, index);
+        self.update_turn(key);
     }
 
     fn dequeue(&mut self, key: SeqKey) {
         if let Some(index) = self.waiting.remove(&key) {
             self.num_queued -= self.sequences[index].num_samples;
             self.num_queued_tokens -= self.sequences[index].tokens.len();
+            self.update_turn(key);
         }
     }
 
@@ -370,7 +372,11 @@ impl Scheduler {
         let request = self.requests.get_mut(&key.request).expect("a live sequence has a request");
         request.num_live -= sequence.num_samples;
         request.summary.output_tokens += sequence.tokens.len() - sequence.prompt_len;
-        if request.num_live == 0 {
+        let (tenant, num_live) = (request.tenant, request.num_live);
+        if let Some(tenant) = tenant {
+            self.settle_output(tenant, &sequence);
+        }
+        if num_live == 0 {
             let request = self.requests.remove(&key.request).expect("it was there");
             self.paused.forget(key.request);
             self.cache.leave_scope(request.scope);
@@ -378,9 +384,12 @@ impl Scheduler {
             if let Some(deadline) = request.deadline {
                 self.deadlines.remove(&(deadline, key.request));
             }
+            if let Some(tenant) = tenant {
+                self.settle_request(tenant, &request.summary);
+            }
             self.ended.push(request.summary);
             if self.requests.is_empty() {
-                self.virtual_time.rest();
+                self.shares.rest();
             }
         }
     }

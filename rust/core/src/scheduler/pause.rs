@@ -107,7 +107,7 @@ impl Scheduler {
 
     /// Takes rows and blocks from paused sequences until the first that waits can start, or there is none left.
     pub(super) fn preempt_paused_for_waiting(&mut self, step: &mut Step) {
-        while let Some(&first) = self.waiting.values().next()
+        while let Some((_, first)) = self.first_waiting()
             && self.paused.iter().any(|index| self.sequences[index].is_running())
             && !self.fits(first, Relief::default())
         {

@@ -228,8 +228,11 @@ impl Scheduler {
     fn candidates(&mut self) -> Vec<Waiting> {
         let mut candidates = std::mem::take(&mut self.candidates);
         candidates.clear();
-        let first = self.waiting.values().take(MAX_CANDIDATES).enumerate();
-        candidates.extend(first.map(|(place, &index)| Waiting { index, place }));
+        let mut push = |index| candidates.push(Waiting { index, place: candidates.len() });
+        match self.config.queue_order {
+            QueueOrder::FairShare => self.fair_order(MAX_CANDIDATES, push),
+            _ => self.waiting.values().take(MAX_CANDIDATES).for_each(|&index| push(index)),
+        }
         if self.config.queue_order == QueueOrder::LongestPrefix {
             candidates.sort_by_cached_key(|waiting| std::cmp::Reverse(self.probe(waiting.index).hits));
         }
