@@ -94,6 +94,7 @@ impl Scheduler {
             return Err(Error::broken("I8 lists", detail));
         }
         self.check_turns()?;
+        self.check_paused()?;
         if !self.running.is_sorted_by_key(|&index| self.sequences[index].key) {
             return Err(Error::broken("I8 lists", "the running ones are not sorted by age"));
         }

@@ -398,7 +398,7 @@ impl Scheduler {
     fn end_request(&mut self, request: RequestId) {
         let mut indices: Vec<SeqIndex> =
             self.waiting_of(request).into_iter().map(|(_, index)| index).collect();
-        indices.extend(self.paused.take(request));
+        indices.extend(self.take_paused(request));
         let ends = |sequence: &Sequence| sequence.key.request == request && !sequence.is_in_flight();
         indices.extend(self.running.iter().filter(|&&index| ends(&self.sequences[index])));
         self.running.retain(|index| !indices.contains(index));
@@ -416,7 +416,7 @@ impl Scheduler {
 
     /// Everything that holds rows and blocks.
     fn placed(&self) -> impl Iterator<Item = &Sequence> {
-        let indices = self.running.iter().copied().chain(self.paused.iter());
+        let indices = self.running.iter().copied().chain(self.paused.iter_placed());
         indices.map(|index| &self.sequences[index]).filter(|sequence| sequence.is_running())
     }
 

@@ -107,7 +107,7 @@ impl Scheduler {
 
     /// Who lives waits for the step in flight, or nobody lives.
     fn nothing_to_run(&mut self, step: Step) -> Result<Option<Plan>> {
-        self.forget_swap_outs(step.id);
+        self.forget_swap_outs(&step);
         self.in_flight.recycle(step);
         if !self.in_flight.is_empty() || (self.running.is_empty() && self.waiting.is_empty()) {
             return Ok(None);
