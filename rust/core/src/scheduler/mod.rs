@@ -51,6 +51,7 @@ pub use step::Plan;
 
 use crate::error::{Error, Result};
 use crate::groups::Tables;
+use crate::memory::check_room;
 use crate::policy::fair::{FairShares, unstarted_rank};
 use crate::policy::forecast::Growth;
 use crate::policy::length::OutputEstimate;
@@ -129,13 +130,14 @@ impl Scheduler {
     /// A scheduler with an empty pool.
     ///
     /// # Errors
-    /// [`Error::InvalidConfig`] with the option that is not allowed.
+    /// [`Error::InvalidConfig`] with the option that is not allowed; [`Error::OutOfMemory`].
     pub fn new(config: SchedulerConfig) -> Result<Self> {
         config.validate()?;
         let block_size = BlockSize::new(config.block_size)?;
         let pool = BlockPool::new(config.num_blocks, block_size)?;
         let mut cache = PrefixCache::with_options(pool, &config.groups, config.cache_options())?;
         if config.has_states() {
+            check_room("bookkeeping of num_state_slots", config.num_state_slots, 64)?;
             cache.keep_states(config.num_state_slots);
         }
         Ok(Self {
