@@ -156,8 +156,6 @@ def replay_recording(path: str | os.PathLike[str], *, allow_cut: bool = False) -
             or a call decided otherwise: the message says where or which.
         OSError: the file cannot be read.
     """
-    content = Path(as_path("path", path)).read_bytes()
-    num_calls, num_plans, is_cut = _core.replay_recording(
-        content, as_boolean("allow_cut", allow_cut, RecordingError)
-    )
+    path, allow_cut = Path(as_path("path", path)), as_boolean("allow_cut", allow_cut, RecordingError)
+    num_calls, num_plans, is_cut = _core.replay_recording(path.read_bytes(), allow_cut)
     return ReplayedRecording(num_calls, num_plans, is_cut)
