@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from typing import Any
 
 from pykv import _core
@@ -26,7 +27,7 @@ class SchedulerConfig:
     """What a scheduler is told once.
 
     Attributes:
-        num_blocks: blocks of the pool, the null block 0 included, at least 2.
+        num_blocks: blocks of the pool, the null block 0 included, at least 2, and enough for one sequence of 2 tokens.
         num_host_blocks: blocks of the host's pool for preempted sequences, its null block 0 included; 0: none.
         preemption: "recompute"; "swap": copied to the host where there is room; "auto": what costs less (`set_costs`).
         block_size: tokens a block, 1 to 65,536.
@@ -63,7 +64,7 @@ class SchedulerConfig:
             `max_steps_in_flight` 1.
         checkpoint_every: blocks from one place for a checkpoint of the states to the next; chunks of prompts end there.
         queue_order: "fcfs"; "priority"; "longest_prefix": who finds most of its prompt in the cache; "fair_share":
-            equal shares of tokens for all tenants (start-time fair queuing; Goyal et al., SIGCOMM 1996).
+            equal shares of tokens for all tenants (virtual token counters; Sheng et al., OSDI 2024).
         max_passes: how often a waiting sequence may be passed by later ones before all others wait for it.
         preempt_lower_ranks: whether a waiting request may push out running ones of a later priority.
         partial_block_reuse: where a prompt's hit ends inside a cached block, the fewest tokens of that block that are
@@ -144,12 +145,17 @@ class SchedulerConfig:
         if not 0.0 <= as_number("tenant_cache_share", self.tenant_cache_share, ConfigError) <= 1.0:
             refuse("tenant_cache_share", self.tenant_cache_share, "0 to 1", ConfigError)
         _check_states(self)
+        _check_room(self)
 
     @property
     def max_seq_len(self) -> int:
         """Tokens that one sequence can ever have: the least of `max_model_len` and what the pool can hold."""
+        return self._longest(self.num_blocks)
+
+    def _longest(self, num_blocks: int) -> int:
+        """`max_seq_len` with so many blocks."""
         return _core.max_seq_len(
-            num_blocks=self.num_blocks - self.max_pinned_blocks,
+            num_blocks=num_blocks - self.max_pinned_blocks,
             block_size=self.block_size,
             windows=_windows(self),
             max_num_batched_tokens=self.max_num_batched_tokens,
@@ -192,6 +198,18 @@ def _check_groups(groups: tuple[int | None, ...]) -> None:
         ):
             continue
         raise ConfigError(f"groups is {shown(groups)}: allowed are None and windows of 1 to {2**30} tokens")
+
+
+def _check_room(config: SchedulerConfig) -> None:
+    """Refuses a pool in which the smallest request, a token of prompt and one of output, does not fit."""
+    if config.max_seq_len >= 2:
+        return
+    # Each group needs a few blocks at the most, so the search is short.
+    needed = next(count for count in itertools.count(config.num_blocks) if config._longest(count) >= 2)
+    why = f"one sequence of 2 tokens in {len(config.groups)} layer groups"
+    if config.max_pinned_blocks:
+        why += f" beside max_pinned_blocks {config.max_pinned_blocks}"
+    refuse("num_blocks", config.num_blocks, f"at least {needed}, for block 0 and {why}", ConfigError)
 
 
 def _check_states(config: SchedulerConfig) -> None:

@@ -250,7 +250,11 @@ def calls(world: World, folder: Path) -> Iterator[Call]:
         {"model": None, "adapter": None, "adapter_generation": 0, "tenant": None, "salt": None},
         each(("model", "adapter", "tenant", "salt"), named),
     )
-    yield Call(replay_recording, {"path": folder / "none"}, {"path": {"text"}})
+    yield Call(
+        replay_recording,
+        {"path": folder / "none", "allow_cut": True},
+        {"path": {"text"}, "allow_cut": {"bool"}},
+    )
 
 
 def test_junk_is_refused_by_name_and_changes_nothing(tmp_path: Path) -> None:

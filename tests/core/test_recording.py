@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from pykv.errors import RecordingError
-from pykv.recording import replay_recording
+from pykv.errors import PoisonedError, RecordingError
+from pykv.recording import Recording, replay_recording
 from pykv.scheduler import OUTCOME_OK, Scheduler, SchedulerConfig, StepBuffers
 
 
@@ -41,33 +42,144 @@ def test_a_changed_recording_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "run.pykv"
     record_run(path)
     content = bytearray(path.read_bytes())
-    content[-2] ^= 1
+    content[len(content) // 2] ^= 1
     path.write_bytes(content)
-    with pytest.raises(RecordingError, match=r"call \d+ \(Plan\) decided otherwise"):
+    with pytest.raises(RecordingError, match=r"byte \d+ .* was damaged"):
         replay_recording(path)
 
 
-@pytest.mark.parametrize("content", [b"", b"not a recording at all", b"pykv-recording-6\xff\xff"])
-def test_what_is_no_recording_is_refused(tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / "run.pykv"
-    path.write_bytes(content)
-    with pytest.raises(RecordingError, match="byte"):
-        replay_recording(path)
-
-
-def as_number(value: int) -> bytes:
-    return bytes([value & 0x7F | 0x80]) + as_number(value >> 7) if value > 0x7F else bytes([value])
-
-
-def test_a_recording_that_asks_for_absurd_memory_is_refused(tmp_path: Path) -> None:
+def test_a_cut_recording_is_replayed_on_demand_and_says_so(tmp_path: Path) -> None:
     path = tmp_path / "run.pykv"
     record_run(path)
-    content = path.read_bytes()
-    magic = b"pykv-recording-6"
-    assert content.startswith(magic + as_number(20))
-    path.write_bytes(magic + as_number(2**28) + content[len(magic) + 1 :])
-    with pytest.raises(RecordingError, match=r"ask for \d+ bytes of memory: allowed are 4294967296"):
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(RecordingError, match=r"cut at byte \d+, without its end mark"):
         replay_recording(path)
+    replayed = replay_recording(path, allow_cut=True)
+    assert replayed.is_cut
+    assert replayed.num_plans > 0
+    with pytest.raises(RecordingError, match="allow_cut is 1"):
+        replay_recording(path, allow_cut=1)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (b"", "byte 0"),
+        (b"not a recording at all", "byte 0"),
+        (b"pykv-recording-7\xff\xff", "cut"),
+        (b"pykv-recording-6\xff\xff", "has format 6: this version reads format 7"),
+    ],
+)
+def test_what_is_no_recording_is_refused(tmp_path: Path, content: bytes, problem: str) -> None:
+    path = tmp_path / "run.pykv"
+    path.write_bytes(content)
+    with pytest.raises(RecordingError, match=problem):
+        replay_recording(path)
+
+
+def step(scheduler: Scheduler, buffers: StepBuffers) -> None:
+    plan = scheduler.plan(buffers)
+    if plan is not None:
+        scheduler.apply(plan, np.zeros(plan.num_samples, np.int64), np.zeros(plan.num_samples, np.uint8))
+
+
+BIG = SchedulerConfig(num_blocks=20_000, max_model_len=300_000, max_num_batched_tokens=300_000)
+BIG_PROMPT = np.arange(200_000, dtype=np.int32)
+
+
+class FullFile:
+    """A file on a disk with room for so many bytes."""
+
+    def __init__(self, path: Path, room: int) -> None:
+        self.file = path.open("ab", buffering=0)
+        self.room = room
+
+    def write(self, content: memoryview) -> int:
+        if not self.room:
+            raise OSError(28, "No space left on device")
+        written = self.file.write(content[: self.room])
+        self.room -= written
+        return written
+
+    def close(self) -> None:
+        self.file.close()
+
+    @property
+    def closed(self) -> bool:
+        return self.file.closed
+
+
+def test_a_full_disk_stops_the_recording_and_hurts_no_step(tmp_path: Path) -> None:
+    path = tmp_path / "run.pykv"
+    scheduler, buffers = Scheduler(BIG), StepBuffers(BIG)
+    recording = scheduler.record(path)
+    recording._file.close()
+    recording._file = FullFile(path, 2_000_000)  # type: ignore[assignment]
+    for _ in range(12):
+        scheduler.submit(BIG_PROMPT, max_tokens=1)
+        step(scheduler, buffers)
+    assert recording.closed
+    with pytest.raises(RecordingError, match=r"stopped early and has no end, .*No space left"):
+        recording.close()
+    recording.close()
+    with pytest.raises(RecordingError, match="cut at byte"):
+        replay_recording(path)
+    replayed = replay_recording(path, allow_cut=True)
+    assert replayed.is_cut
+    assert 0 < replayed.num_calls < 36
+
+
+def test_a_stopped_recording_does_not_hide_the_error_of_its_block(tmp_path: Path) -> None:
+    recording = Scheduler(SchedulerConfig(num_blocks=20)).record(tmp_path / "run.pykv")
+    recording._file.close()
+    recording._file = FullFile(tmp_path / "run.pykv", 0)  # type: ignore[assignment]
+    with pytest.raises(ZeroDivisionError) as raised, recording:
+        1 / 0  # noqa: B018
+    assert "stopped early" in raised.value.__notes__[0]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no device that is always full")
+def test_a_disk_that_is_full_from_the_start_is_told_at_once() -> None:
+    scheduler = Scheduler(SchedulerConfig(num_blocks=20))
+    with pytest.raises(OSError, match="No space left"):
+        scheduler.record("/dev/full")
+    scheduler.submit([1])
+
+
+class ClosedMeanwhile(FullFile):
+    """A file whose recording another thread closes while a chunk is written."""
+
+    def __init__(self, path: Path, recording: Recording) -> None:
+        super().__init__(path, 1 << 30)
+        self.closer = threading.Thread(target=recording.close)
+
+    def write(self, content: memoryview) -> int:
+        if self.closer.ident is None:
+            self.closer.start()
+            self.closer.join(0.05)
+        return super().write(content)
+
+
+def test_closing_in_one_thread_does_not_fail_the_steps_of_another(tmp_path: Path) -> None:
+    path = tmp_path / "run.pykv"
+    scheduler, buffers = Scheduler(BIG), StepBuffers(BIG)
+    recording = scheduler.record(path)
+    recording._file.close()
+    recording._file = file = ClosedMeanwhile(path, recording)  # type: ignore[assignment]
+    for _ in range(3):
+        scheduler.submit(BIG_PROMPT, max_tokens=1)
+    step(scheduler, buffers)
+    file.closer.join()
+    assert 3 <= replay_recording(path).num_calls <= 5
+
+
+def test_what_was_recorded_before_a_panic_can_be_replayed(tmp_path: Path) -> None:
+    scheduler = Scheduler(SchedulerConfig(num_blocks=20))
+    with scheduler.record(tmp_path / "run.pykv"):
+        scheduler.submit([1])
+        with pytest.raises(PoisonedError):
+            scheduler._native._panic()
+    assert replay_recording(tmp_path / "run.pykv").num_calls == 1
 
 
 def test_a_recording_must_see_every_call(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ def test_no_group_keeps_blocks_of_a_chunk_for_which_another_group_has_none() -> 
         groups=(1, 3),
         max_num_batched_tokens=8,
         max_steps_in_flight=2,
-        queue_order="fair_share",
+        queue_order="priority",
         preempt_lower_ranks=True,
     )
     scheduler = Scheduler(config)
@@ -30,8 +30,8 @@ def test_no_group_keeps_blocks_of_a_chunk_for_which_another_group_has_none() -> 
         step = in_flight.pop(0)
         scheduler.apply(step, np.full(step.num_samples, 3), np.full(step.num_samples, OUTCOME_OK, np.uint8))
 
-    scheduler.submit([2], tenant=b"u", deadline=1.0)
-    scheduler.submit([2, 2, 0, 0], tenant=b"u")
+    scheduler.submit([2], priority=1, deadline=1.0)
+    scheduler.submit([2, 2, 0, 0], priority=1)
     long = scheduler.submit([place % 4 for place in range(28)])
     plan(10.0)
     scheduler.pause(long)

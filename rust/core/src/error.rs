@@ -67,6 +67,14 @@ pub enum Error {
         /// The quota.
         limit: usize,
     },
+    /// The bookkeeping of a pool needs more memory than there is.
+    #[error("{what} needs {bytes} bytes of memory, and the system gives no more")]
+    OutOfMemory {
+        /// What it is for.
+        what: &'static str,
+        /// The bytes that could not be had.
+        bytes: usize,
+    },
     /// Fewer blocks can be given than were asked for; none was taken.
     #[error("{needed} blocks are needed, {available} are available")]
     OutOfBlocks {

@@ -23,6 +23,7 @@ pub mod block;
 pub mod error;
 pub mod freelist;
 pub mod groups;
+mod memory;
 pub mod policy;
 pub mod pool;
 pub mod prefix;

@@ -15,11 +15,14 @@
 
 use crate::error::{Error, Result};
 use crate::freelist::{Chain, FreeList};
+use crate::memory::check_room;
 use crate::sync::{Arc, AtomicU32, Ordering};
 use crate::units::{BlockId, BlockSize};
 
 const PUBLISHED: u32 = 1 << 31;
 const RETURNED: u32 = 1 << 30;
+/// A word and two links.
+const BYTES_PER_BLOCK: usize = 3 * size_of::<u32>();
 const REFERENCES: u32 = RETURNED - 1;
 
 /// How many blocks are in which state. The null block is not counted.
@@ -52,11 +55,12 @@ impl BlockPool {
     /// A pool of `num_blocks` blocks, the null block included, all others free.
     ///
     /// # Errors
-    /// [`Error::InvalidConfig`] if `num_blocks` is below 2 or above 2³⁰.
+    /// [`Error::InvalidConfig`] if `num_blocks` is below 2 or above 2³⁰; [`Error::OutOfMemory`].
     pub fn new(num_blocks: usize, block_size: BlockSize) -> Result<Self> {
         if !(2..=1 << 30).contains(&num_blocks) {
             return Err(Error::config("num_blocks", num_blocks, "2 to 1073741824 (block 0 is reserved)"));
         }
+        check_room("a pool of this many blocks", num_blocks, BYTES_PER_BLOCK)?;
         let inner = Inner {
             block_size,
             words: (0..num_blocks).map(|_| AtomicU32::new(0)).collect(),

@@ -4,16 +4,21 @@
 //! is replayed either agrees call by call, or names the first call that does not.
 //!
 //! ```text
-//! recording = magic, options, call*          call = verb, arguments, digest of the decision
+//! recording = magic, chunk*                             the chunks: options, calls*, end
+//! chunk     = kind, length, bytes, checksum             its bytes: the options, or call*, or the number of calls
+//! call      = verb, arguments, digest of the decision
 //! ```
-//! Whole numbers are variable-length (7 bits a byte, the lowest first), times and costs are 8 bytes, little-endian.
+//! Whole numbers are variable-length (7 bits a byte, the lowest first); times, costs, a chunk's length and its checksum are 8
+//! bytes, little-endian. So what was changed anywhere is found before a call is made, and what a process left that died is
+//! known by the lacking end.
 
+mod chunks;
 mod reader;
 mod writer;
 
 use xxhash_rust::xxh3::Xxh3;
 
-pub use reader::{RecordedRequest, ReplayError, Replayed, recorded_requests, replay};
+pub use reader::{Ending, RecordedRequest, ReplayError, Replayed, recorded_requests, replay};
 use writer::Writer;
 
 use crate::error::{Error, Result};
@@ -25,7 +30,11 @@ use crate::scheduler::{
 };
 use crate::units::{RequestId, TokenId};
 
-pub(crate) const MAGIC: &[u8] = b"pykv-recording-6";
+/// What every recording begins with, of whichever format.
+const NAME: &[u8] = b"pykv-recording-";
+
+/// The format that is written and read.
+const FORMAT: u8 = b'7';
 
 /// The calls that are recorded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -107,9 +116,14 @@ impl RecordedScheduler {
         fresh
     }
 
-    /// The bytes that were recorded since the last call of this.
+    /// The bytes that were recorded since the last call of this: whole chunks.
     pub fn take_recording(&mut self) -> Vec<u8> {
         self.recording.as_mut().map(Writer::take).unwrap_or_default()
+    }
+
+    /// Ends the recording. Returns the bytes that were not taken yet, its end included.
+    pub fn finish_recording(&mut self) -> Vec<u8> {
+        self.recording.take().map(Writer::finish).unwrap_or_default()
     }
 
     /// Bytes that wait to be taken.
@@ -117,7 +131,7 @@ impl RecordedScheduler {
         self.recording.as_ref().map_or(0, Writer::len)
     }
 
-    /// Ends the recording. What was not taken is lost.
+    /// Gives the recording up. What was not taken is lost, and what was has no end.
     pub fn stop_recording(&mut self) {
         self.recording = None;
     }

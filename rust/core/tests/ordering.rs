@@ -140,11 +140,11 @@ fn the_longest_prefix_starts_first_but_nobody_is_passed_for_ever() {
 #[test]
 fn tenants_take_turns_whoever_sends_more() {
     let mut engine = one_by_one(QueueOrder::FairShare);
-    for _ in 0..6 {
-        submit(&mut engine, Submission { tenant: b"greedy", ..Submission::new(&prompt(0, 8)) });
+    for seed in 0..6 {
+        submit(&mut engine, Submission { tenant: b"greedy", ..Submission::new(&prompt(seed, 8)) });
     }
-    for _ in 0..2 {
-        submit(&mut engine, Submission { tenant: b"modest", ..Submission::new(&prompt(0, 8)) });
+    for seed in 6..8 {
+        submit(&mut engine, Submission { tenant: b"modest", ..Submission::new(&prompt(seed, 8)) });
     }
     engine.run();
     assert_eq!(ended_order(&engine), [0, 6, 1, 7, 2, 3, 4, 5]);
@@ -170,6 +170,35 @@ fn small_requests_pass_a_large_one_a_bounded_number_of_times() {
     assert!(ended_before_large >= 5, "small ones passed it while it waited");
     let small_before = ended_order(&engine).iter().take_while(|&&id| id != large.get()).count();
     assert!(small_before <= 5 + 2, "{small_before} ended before it, {} among them", long.get());
+}
+
+#[test]
+fn under_every_order_a_request_behind_others_that_wait_is_passed_a_bounded_number_of_times() {
+    let orders = [QueueOrder::Fcfs, QueueOrder::Priority, QueueOrder::LongestPrefix, QueueOrder::FairShare];
+    for order in orders {
+        let mut engine =
+            Engine::new(SchedulerConfig { max_passes: 2, enable_prefix_caching: false, ..config(order) });
+        engine.submit(&prompt(0, 8), 70, 1);
+        engine.step();
+        let large = submit(
+            &mut engine,
+            Submission { priority: 1, tenant: b"large", ..Submission::new(&prompt(1, 72)) },
+        );
+        let mut small = Vec::new();
+        for round in 0..20_u8 {
+            // It does not fit either, and its client gives up soon.
+            let urgent =
+                submit(&mut engine, Submission { tenant: &[round, 0], ..Submission::new(&prompt(2, 76)) });
+            let (tokens, tenant) = (prompt(3, 4), [round, 1]);
+            let submission = Submission { priority: 1, tenant: &tenant, ..Submission::new(&tokens) };
+            small.push(submit(&mut engine, submission).get());
+            engine.step();
+            engine.scheduler.abort(urgent);
+        }
+        let passed = small.iter().filter(|&&id| engine.outputs.contains_key(&(id, 0))).count();
+        assert!(!engine.outputs.contains_key(&(large.get(), 0)));
+        assert_eq!(passed, 2, "{order:?}");
+    }
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! Core errors as the exceptions of `pykv.errors`, in one exhaustive match.
 
 use pykv_core::Error;
+use pyo3::exceptions::PyMemoryError;
 use pyo3::import_exception;
 use pyo3::prelude::*;
 
@@ -20,6 +21,7 @@ import_exception!(pykv.errors, UnknownRequestError);
 pub(crate) fn exception(error: &Error) -> PyErr {
     let message = error.to_string();
     match error {
+        Error::OutOfMemory { .. } => PyMemoryError::new_err(message),
         Error::InvalidConfig { .. } => ConfigError::new_err(message),
         Error::InvalidRequest { field, .. } => InvalidRequestError::new_err((message, *field)),
         Error::NeverFits { .. } => CapacityError::new_err((message, "prompt")),

@@ -30,6 +30,11 @@ impl<T: Send> Guarded<T> {
         guarded(self.state.lock_py_attached(py).unwrap_or_else(|broken| broken.into_inner()), work)
     }
 
+    /// As `call`, of an object that may have failed: for what it had done before.
+    pub(crate) fn salvage<R>(&self, py: Python<'_>, work: impl FnOnce(&mut T) -> R) -> R {
+        work(&mut self.state.lock_py_attached(py).unwrap_or_else(|broken| broken.into_inner()).object)
+    }
+
     /// Calls this object and another one together, which is locked second. A failure poisons both.
     pub(crate) fn call_with<U: Send, R>(
         &self,

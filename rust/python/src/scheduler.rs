@@ -5,7 +5,7 @@ use pykv_core::policy::preemption::{Costs, PreemptionMode};
 use pykv_core::prefix::content_key;
 use pykv_core::prefix::eviction::eviction_policy;
 use pykv_core::prefix::{Events, Media, PinId, PinQuota, Retention};
-use pykv_core::recording::{self, RecordedScheduler};
+use pykv_core::recording::{self, Ending, RecordedScheduler};
 use pykv_core::scheduler::{AdmissionPolicy, FinishReason, Outcome, Proposal, Sampled, Submission};
 use pykv_core::{BlockSize, Error, LayerGroup, RequestId, SchedulerConfig, TokenId};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -362,17 +362,18 @@ impl Scheduler {
         self.inner.call(py, |inner| Ok(inner.core.start_recording()))
     }
 
-    fn take_recording(&self, py: Python<'_>, at_least: usize) -> PyResult<Option<Vec<u8>>> {
-        self.inner.call(py, |inner| {
-            Ok((inner.core.recording_len() >= at_least).then(|| inner.core.take_recording()))
+    fn take_recording(&self, py: Python<'_>, at_least: usize) -> Option<Vec<u8>> {
+        self.inner.salvage(py, |inner| {
+            (inner.core.recording_len() >= at_least).then(|| inner.core.take_recording())
         })
     }
 
-    fn stop_recording(&self, py: Python<'_>) -> PyResult<()> {
-        self.inner.call(py, |inner| {
-            inner.core.stop_recording();
-            Ok(())
-        })
+    fn finish_recording(&self, py: Python<'_>) -> Vec<u8> {
+        self.inner.salvage(py, |inner| inner.core.finish_recording())
+    }
+
+    fn stop_recording(&self, py: Python<'_>) {
+        self.inner.salvage(py, |inner| inner.core.stop_recording());
     }
 
     fn take_ended(&self, py: Python<'_>) -> PyResult<Vec<RequestSummary>> {
@@ -487,12 +488,13 @@ fn content_keys<'py>(
     Ok(PyBytes::new(py, keys.as_flattened()))
 }
 
-/// Makes the calls of a recording again: how many there were, and how many of them planned a step.
+/// Makes the calls of a recording again: how many there were, how many of them planned a step, and whether it is cut.
 #[pyfunction]
-fn replay_recording(py: Python<'_>, bytes: &[u8]) -> PyResult<(u64, u64)> {
-    let replayed = py.detach(|| caught(|| recording::replay(bytes)))?;
+fn replay_recording(py: Python<'_>, bytes: &[u8], allow_cut: bool) -> PyResult<(u64, u64, bool)> {
+    let ending = if allow_cut { Ending::MayBeCut } else { Ending::Complete };
+    let replayed = py.detach(|| caught(|| recording::replay(bytes, ending)))?;
     let replayed = replayed.map_err(|error| RecordingError::new_err(error.to_string()))?;
-    Ok((replayed.num_calls, replayed.num_plans))
+    Ok((replayed.num_calls, replayed.num_plans, replayed.is_cut))
 }
 
 /// Panics where the functions of this module run, so that a test can see what comes of it.

@@ -92,7 +92,7 @@ mod tests {
                 now += 1.0;
             }
         }
-        scheduler.take_recording()
+        scheduler.finish_recording()
     }
 
     #[test]

@@ -3,6 +3,7 @@
 pub mod admission;
 pub mod checkpoint;
 pub mod chunk;
+pub mod fair;
 pub mod forecast;
 pub mod length;
 pub mod order;

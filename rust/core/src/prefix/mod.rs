@@ -35,6 +35,7 @@ use smallvec::SmallVec;
 
 use crate::error::{Error, Result};
 use crate::groups::{LayerGroup, Tables};
+use crate::memory::check_room;
 use crate::pool::{BlockCounts, BlockPool};
 use crate::table::{BlockCopy, BlockTable};
 use crate::units::{BlockId, BlockSize, TokenId};
@@ -193,7 +194,8 @@ impl PrefixCache {
     /// A cache over a pool that nobody else publishes in.
     ///
     /// # Errors
-    /// [`Error::InvalidConfig`] if the policy would not keep leaves first, or a share is out of its range.
+    /// [`Error::InvalidConfig`] if the policy would not keep leaves first, or a share is out of its range;
+    /// [`Error::OutOfMemory`].
     pub fn with_options(pool: BlockPool, groups: &[LayerGroup], options: CacheOptions) -> Result<Self> {
         let key_size = pool.block_size();
         Self::checked(pool, groups, key_size, options)
@@ -218,6 +220,14 @@ impl PrefixCache {
         if !(0.0..=1.0).contains(&options.tenant_share) {
             return Err(Error::config("tenant_cache_share", options.tenant_share, "0 to 1"));
         }
+        // What the tree, the eviction order and the lists of blocks take; then the events.
+        let (num_blocks, tokens) = (pool.num_blocks(), size_of::<TokenId>() * key_size.tokens());
+        check_room("a prefix cache over this many blocks", num_blocks, 64 + tokens)?;
+        check_room(
+            "a log of max_kv_events",
+            options.max_events,
+            80 + size_of::<TokenId>() * pool.block_size().tokens(),
+        )?;
         Ok(Self::build(pool, groups, key_size, options))
     }
 

@@ -106,9 +106,8 @@ const FRESH: Marks = Marks { owner: Owner::Nobody, priority: 0, is_open: false, 
 #[derive(Debug)]
 struct Tenant {
     bytes: Box<[u8]>,
-    /// Leases, nodes that it owns, and one for a share that was set.
+    /// Leases, and nodes that it owns.
     users: usize,
-    has_own_share: bool,
 }
 
 /// All that is tracked.
@@ -121,6 +120,8 @@ pub(super) struct Tracked {
     /// The share of the pool that a tenant's idle blocks may fill; 1: shares are not kept.
     share: f64,
     keeps_shares: bool,
+    /// Those that were set for one tenant and differ. The rest of what is kept of a tenant goes with its last user.
+    own_shares: HashMap<Box<[u8]>, f64>,
     tenants: HashMap<Box<[u8]>, u32>,
     entries: Vec<Option<Tenant>>,
     vacant: Vec<u32>,
@@ -138,6 +139,7 @@ impl Tracked {
             max_sessions: num_blocks.max(MAX_SESSIONS),
             share,
             keeps_shares: share < 1.0,
+            own_shares: HashMap::new(),
             tenants: HashMap::new(),
             entries: Vec::new(),
             vacant: Vec::new(),
@@ -257,14 +259,16 @@ impl PrefixCache {
         }
         // What was given back before stands by the share of before, whether or not somebody has looked since.
         self.adopt_returned();
-        (self.tracked.is_active, self.tracked.keeps_shares) = (true, true);
-        let id = self.enter_tenant(tenant);
-        let entry = self.tracked.entries[id as usize].as_mut().expect("it was entered");
-        if std::mem::replace(&mut entry.has_own_share, true) {
-            entry.users -= 1;
+        let tracked = &mut self.tracked;
+        if share == tracked.share {
+            tracked.own_shares.remove(tenant);
+        } else {
+            (tracked.is_active, tracked.keeps_shares) = (true, true);
+            tracked.own_shares.insert(tenant.into(), share);
         }
-        let limit = self.blocks_of(share);
-        self.order.set_limit(id, limit);
+        if let Some(&id) = tracked.tenants.get(tenant) {
+            self.order.set_limit(id, self.blocks_of(share));
+        }
         Ok(())
     }
 
@@ -473,13 +477,14 @@ impl PrefixCache {
             return tenant;
         }
         let tenant = tracked.vacant.pop().unwrap_or(tracked.entries.len() as u32);
-        let entry = Some(Tenant { bytes: bytes.into(), users: 1, has_own_share: false });
+        let entry = Some(Tenant { bytes: bytes.into(), users: 1 });
         match tracked.entries.get_mut(tenant as usize) {
             Some(place) => *place = entry,
             None => tracked.entries.push(entry),
         }
         tracked.tenants.insert(bytes.into(), tenant);
-        let limit = self.blocks_of(self.tracked.share);
+        let share = self.tracked.own_shares.get(bytes).copied().unwrap_or(self.tracked.share);
+        let limit = self.blocks_of(share);
         self.order.set_limit(tenant, limit);
         tenant
     }
@@ -506,4 +511,30 @@ fn session_key(tenant: &[u8], session: &[u8]) -> Vec<u8> {
     key.extend(tenant);
     key.extend(session);
     key
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::pool::BlockPool;
+    use crate::prefix::CacheOptions;
+    use crate::units::BlockSize;
+
+    #[test]
+    fn a_share_that_is_set_back_is_forgotten_and_others_take_little() {
+        let pool = BlockPool::new(16, BlockSize::new(4).unwrap()).unwrap();
+        let options = CacheOptions { tenant_share: 1.0, ..CacheOptions::default() };
+        let mut cache = PrefixCache::with_options(pool, &[crate::LayerGroup::Full], options).unwrap();
+        for tenant in 0..1000_u32 {
+            cache.set_share(&tenant.to_le_bytes(), 0.5).unwrap();
+        }
+        assert_eq!((cache.tracked.own_shares.len(), cache.tracked.entries.len()), (1000, 0));
+        let lease = cache.open_lease(&Retention { tenant: &7_u32.to_le_bytes(), ..Retention::default() });
+        assert_eq!(cache.tracked.entries.len(), 1);
+        for tenant in 0..1000_u32 {
+            cache.set_share(&tenant.to_le_bytes(), 1.0).unwrap();
+        }
+        cache.close_lease(lease, 0.0);
+        assert!(cache.tracked.own_shares.is_empty() && cache.tracked.tenants.is_empty());
+    }
 }

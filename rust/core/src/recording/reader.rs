@@ -1,6 +1,7 @@
 //! Bytes as calls, made again on a new scheduler.
 
-use super::{MAGIC, RecordedScheduler, Verb, digest_of, plan_digest};
+use super::chunks::{Chunk, Kind, chunks_of, number_from};
+use super::{RecordedScheduler, Verb, digest_of, plan_digest};
 use crate::error::Error;
 use crate::groups::LayerGroup;
 use crate::policy::preemption::Costs;
@@ -14,6 +15,15 @@ use crate::units::{RequestId, TokenId};
 /// Memory that a replay may take: far more than any real scheduler's, and less than would take a machine down.
 const MAX_REPLAY_BYTES: u128 = 4 << 30;
 
+/// Whether a recording must have its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ending {
+    /// It must: what has none is refused.
+    Complete,
+    /// It may be cut, as a process leaves it that died: what comes before the first chunk that is not whole counts.
+    MayBeCut,
+}
+
 /// A recording that was replayed and agreed in every call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Replayed {
@@ -21,12 +31,30 @@ pub struct Replayed {
     pub num_calls: u64,
     /// Those of them that planned a step.
     pub num_plans: u64,
+    /// Whether the recording has no end: more calls may have been made.
+    pub is_cut: bool,
 }
 
 /// Why a recording could not be replayed to its end.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ReplayError {
-    /// The bytes are no recording, or end within a call.
+    /// The recording has another format.
+    #[error("the recording has format {found}: this version reads format {read}")]
+    Format {
+        /// Its format.
+        found: char,
+        /// The one that is read.
+        read: char,
+    },
+    /// The recording ends without its end mark.
+    #[error(
+        "the recording is cut at byte {offset}, without its end mark: what comes before can be replayed if it may be cut"
+    )]
+    Cut {
+        /// Where the last whole chunk ends.
+        offset: usize,
+    },
+    /// The bytes are no recording, or were damaged.
     #[error("byte {offset} of the recording: {problem}")]
     Malformed {
         /// Where.
@@ -74,8 +102,8 @@ pub struct RecordedRequest {
 ///
 /// # Errors
 /// [`ReplayError`] with the first place that does not fit.
-pub fn replay(bytes: &[u8]) -> Result<Replayed, ReplayError> {
-    run(bytes).map(|(_, done, _)| done)
+pub fn replay(bytes: &[u8], ending: Ending) -> Result<Replayed, ReplayError> {
+    run(bytes, ending).map(|(_, done, _)| done)
 }
 
 /// The requests of a recording, by the order in which they were submitted, and its tokens a block. Refused ones and
@@ -84,15 +112,15 @@ pub fn replay(bytes: &[u8]) -> Result<Replayed, ReplayError> {
 /// # Errors
 /// Those of [`replay`].
 pub fn recorded_requests(bytes: &[u8]) -> Result<(usize, Vec<RecordedRequest>), ReplayError> {
-    run(bytes).map(|(block_size, _, mut requests)| {
+    run(bytes, Ending::Complete).map(|(block_size, _, mut requests)| {
         requests.retain(|request| !request.arrival.is_nan());
         (block_size, requests)
     })
 }
 
-fn run(bytes: &[u8]) -> Result<(usize, Replayed, Vec<RecordedRequest>), ReplayError> {
-    let mut reader = Reader { bytes, offset: 0 };
-    let config = reader.config()?;
+fn run(bytes: &[u8], ending: Ending) -> Result<(usize, Replayed, Vec<RecordedRequest>), ReplayError> {
+    let (chunks, is_cut) = chunks_of(bytes, ending)?;
+    let config = Reader::new(&chunks[0]).config()?;
     config.validate().map_err(ReplayError::Options)?;
     let (needed, limit) = (config.num_bytes(), MAX_REPLAY_BYTES);
     if needed > limit {
@@ -107,15 +135,24 @@ fn run(bytes: &[u8]) -> Result<(usize, Replayed, Vec<RecordedRequest>), ReplayEr
         requests: Vec::new(),
         num_planned: 0,
     };
-    let mut done = Replayed::default();
-    while reader.offset < bytes.len() {
-        let verb = reader.verb()?;
-        let decided = replay.call(&mut reader, verb)?;
-        if reader.digest()? != decided {
-            return Err(ReplayError::Diverged { call: done.num_calls, verb: format!("{verb:?}") });
+    let mut done = Replayed { is_cut, ..Replayed::default() };
+    for chunk in chunks.iter().filter(|chunk| chunk.kind == Kind::Calls) {
+        let mut reader = Reader::new(chunk);
+        while reader.offset < chunk.bytes.len() {
+            let verb = reader.verb()?;
+            let decided = replay.call(&mut reader, verb)?;
+            if reader.digest()? != decided {
+                return Err(ReplayError::Diverged { call: done.num_calls, verb: format!("{verb:?}") });
+            }
+            done.num_calls += 1;
+            done.num_plans += u64::from(verb == Verb::Plan);
         }
-        done.num_calls += 1;
-        done.num_plans += u64::from(verb == Verb::Plan);
+    }
+    if let Some(end) = chunks.last().filter(|chunk| chunk.kind == Kind::End)
+        && number_from(end.bytes) != done.num_calls
+    {
+        let problem = "the end mark tells of another number of calls";
+        return Err(ReplayError::Malformed { offset: end.offset, problem });
     }
     Ok((config.block_size, done, replay.requests))
 }
@@ -262,16 +299,24 @@ impl Replay {
     }
 }
 
+/// Reads a chunk.
 struct Reader<'a> {
     bytes: &'a [u8],
     offset: usize,
+    /// Where the chunk's bytes are in the recording.
+    start: usize,
 }
 
 impl<'a> Reader<'a> {
+    fn new(chunk: &Chunk<'a>) -> Self {
+        Self { bytes: chunk.bytes, offset: 0, start: chunk.offset }
+    }
+
+    fn malformed(&self, problem: &'static str) -> ReplayError {
+        ReplayError::Malformed { offset: self.start + self.offset, problem }
+    }
+
     fn config(&mut self) -> Result<SchedulerConfig, ReplayError> {
-        if self.take(MAGIC.len())? != MAGIC {
-            return Err(ReplayError::Malformed { offset: 0, problem: "not a recording of this version" });
-        }
         let mut numbers = [0; SchedulerConfig::NUM_NUMBERS];
         for number in &mut numbers {
             *number = self.number()?;
@@ -288,9 +333,9 @@ impl<'a> Reader<'a> {
     }
 
     fn verb(&mut self) -> Result<Verb, ReplayError> {
-        let offset = self.offset;
+        let no_verb = self.malformed("no such verb");
         let number = self.take(1)?[0];
-        Verb::from_number(number).ok_or(ReplayError::Malformed { offset, problem: "no such verb" })
+        Verb::from_number(number).ok_or(no_verb)
     }
 
     fn digest(&mut self) -> Result<u64, ReplayError> {
@@ -332,7 +377,7 @@ impl<'a> Reader<'a> {
                 return Ok(value);
             }
         }
-        Err(ReplayError::Malformed { offset: self.offset, problem: "a number of more than 64 bits" })
+        Err(self.malformed("a number of more than 64 bits"))
     }
 
     fn array<const N: usize>(&mut self) -> Result<[u8; N], ReplayError> {
@@ -343,8 +388,7 @@ impl<'a> Reader<'a> {
 
     fn take(&mut self, len: usize) -> Result<&'a [u8], ReplayError> {
         let end = self.offset.checked_add(len).filter(|&end| end <= self.bytes.len());
-        let end =
-            end.ok_or(ReplayError::Malformed { offset: self.offset, problem: "the recording ends here" })?;
+        let end = end.ok_or_else(|| self.malformed("the chunk ends within a call"))?;
         let taken = &self.bytes[self.offset..end];
         self.offset = end;
         Ok(taken)

@@ -60,13 +60,13 @@ fn record(token: u32) -> Vec<u8> {
     assert!(scheduler.scheduler().stats().preemptions > 0);
     scheduler.reset_prefix_cache();
     scheduler.take_ended();
-    scheduler.take_recording()
+    scheduler.finish_recording()
 }
 
 #[test]
 fn a_recording_gives_the_same_decisions_again() {
     let recording = record(5);
-    let replayed = replay(&recording).unwrap();
+    let replayed = replay(&recording, Ending::Complete).unwrap();
     assert!(replayed.num_plans > 20 && replayed.num_calls > 2 * replayed.num_plans);
     assert_eq!(recording, record(5), "and the same bytes");
 }
@@ -123,13 +123,13 @@ fn record_overlapped() -> Vec<u8> {
     }
     assert!(num_overlapped > 10, "{num_overlapped}");
     scheduler.take_ended();
-    scheduler.take_recording()
+    scheduler.finish_recording()
 }
 
 #[test]
 fn a_recording_of_two_steps_in_flight_gives_the_same_decisions_again() {
     let recording = record_overlapped();
-    let replayed = replay(&recording).unwrap();
+    let replayed = replay(&recording, Ending::Complete).unwrap();
     assert!(replayed.num_plans > 20, "{replayed:?}");
     assert_eq!(recording, record_overlapped(), "and the same bytes");
 }
@@ -145,16 +145,24 @@ fn a_recording_can_start_only_before_the_first_call() {
 #[test]
 fn a_changed_decision_is_named() {
     let recording = record(5);
-    let mut changed = recording.clone();
-    let last_digest = recording.len() - 3;
-    changed[last_digest] ^= 1;
-    assert!(matches!(replay(&changed), Err(ReplayError::Diverged { verb, .. }) if verb == "TakeEnded"));
+    let mut writer = chunks::ChunkWriter::new();
+    let (chunks, _) = chunks::chunks_of(&recording, Ending::Complete).unwrap();
+    for chunk in &chunks {
+        writer.bytes().extend(chunk.bytes);
+        if chunk.kind == chunks::Kind::Calls {
+            let last_digest = writer.bytes().len() - 3;
+            writer.bytes()[last_digest] ^= 1;
+        }
+        writer.close(chunk.kind);
+    }
+    let replayed = replay(&writer.take(), Ending::Complete);
+    assert!(matches!(replayed, Err(ReplayError::Diverged { verb, .. }) if verb == "TakeEnded"));
 }
 
 #[test]
 fn a_recording_that_asks_for_absurd_memory_is_refused() {
     let small = SchedulerConfig { num_blocks: 1 << 20, max_num_seqs: 4096, ..SchedulerConfig::default() };
-    assert!(replay(&Writer::new(&small).take()).is_ok(), "as large as real ones");
+    assert!(replay(&Writer::new(&small).finish(), Ending::Complete).is_ok(), "as large as real ones");
     for absurd in [
         SchedulerConfig { num_blocks: 1 << 30, block_size: 2, ..small.clone() },
         SchedulerConfig { num_host_blocks: 1 << 30, ..small.clone() },
@@ -168,19 +176,81 @@ fn a_recording_that_asks_for_absurd_memory_is_refused() {
         SchedulerConfig { max_num_seqs: 1 << 20, num_lookahead_tokens: 1024, ..small.clone() },
     ] {
         absurd.validate().unwrap();
-        let error = replay(&Writer::new(&absurd).take()).unwrap_err();
+        let error = replay(&Writer::new(&absurd).finish(), Ending::Complete).unwrap_err();
         assert!(matches!(error, ReplayError::TooLarge { .. }), "{error}");
     }
 }
 
-#[test]
-fn bytes_that_are_no_recording_are_refused_wherever_they_end() {
-    let recording = record(5);
-    assert!(matches!(replay(b"something else, long enough"), Err(ReplayError::Malformed { offset: 0, .. })));
-    let mut accepted = 0;
-    for len in 0..recording.len() {
-        accepted += usize::from(replay(&recording[..len]).is_ok());
+/// Three calls, each in a chunk of its own; and where each chunk ends.
+fn short_recording() -> (Vec<u8>, Vec<usize>) {
+    let mut scheduler = RecordedScheduler::new(config()).unwrap();
+    assert!(scheduler.start_recording());
+    let (mut bytes, mut ends) = (scheduler.take_recording(), Vec::new());
+    for token in 0..3 {
+        ends.push(bytes.len());
+        scheduler.submit(Submission { max_tokens: Some(4), ..Submission::new(&[token; 9]) }).unwrap();
+        bytes.extend(scheduler.take_recording());
     }
-    let num_calls = replay(&recording).unwrap().num_calls;
-    assert_eq!(accepted as u64, num_calls, "only between two calls, the last one left out");
+    ends.push(bytes.len());
+    bytes.extend(scheduler.finish_recording());
+    (bytes, ends)
+}
+
+#[test]
+fn a_recording_that_is_cut_is_refused_wherever_it_ends_and_readable_on_demand() {
+    let (recording, ends) = short_recording();
+    assert_eq!(
+        replay(&recording, Ending::MayBeCut),
+        Ok(Replayed { num_calls: 3, num_plans: 0, is_cut: false })
+    );
+    for len in 0..recording.len() {
+        let cut = &recording[..len];
+        assert!(replay(cut, Ending::Complete).is_err(), "cut at {len}");
+        let num_whole = ends.iter().filter(|&&end| end <= len).count() as u64;
+        match replay(cut, Ending::MayBeCut) {
+            Ok(replayed) => {
+                assert_eq!(replayed, Replayed { num_calls: num_whole - 1, num_plans: 0, is_cut: true });
+            }
+            Err(_) => assert_eq!(num_whole, 0, "cut at {len}"),
+        }
+    }
+    let message = replay(&recording[..ends[2] + 5], Ending::Complete).unwrap_err().to_string();
+    assert!(message.contains(&format!("cut at byte {}", ends[2])), "{message}");
+}
+
+#[test]
+fn every_changed_bit_is_found() {
+    let (recording, _) = short_recording();
+    for place in 0..8 * recording.len() {
+        let mut changed = recording.clone();
+        changed[place / 8] ^= 1 << (place % 8);
+        assert!(replay(&changed, Ending::Complete).is_err(), "bit {place}");
+    }
+}
+
+#[test]
+fn chunks_that_are_left_out_doubled_moved_or_added_are_found() {
+    let (recording, ends) = short_recording();
+    let [first, second, third, end] = ends[..] else { panic!("three calls") };
+    let part = |range: std::ops::Range<usize>| &recording[range];
+    let tail = part(third..recording.len());
+    for changed in [
+        [part(0..second), tail].concat(),
+        [part(0..second), part(first..second), part(second..recording.len())].concat(),
+        [part(0..first), part(second..third), part(first..second), tail].concat(),
+        [&recording, part(end..recording.len())].concat(),
+        [&recording, &b"x"[..]].concat(),
+    ] {
+        assert!(replay(&changed, Ending::Complete).is_err());
+    }
+}
+
+#[test]
+fn what_is_no_recording_of_this_format_is_refused() {
+    for bytes in [&b""[..], b"something else, long enough", b"pykv-recording", b"pykv-recording-"] {
+        let error = replay(bytes, Ending::MayBeCut).unwrap_err();
+        assert!(matches!(error, ReplayError::Malformed { offset: 0, .. }), "{error}");
+    }
+    let error = replay(b"pykv-recording-6 and so on", Ending::MayBeCut).unwrap_err();
+    assert_eq!(error.to_string(), "the recording has format 6: this version reads format 7");
 }

@@ -1,6 +1,7 @@
 //! Calls as bytes.
 
-use super::{MAGIC, Verb};
+use super::Verb;
+use super::chunks::{ChunkWriter, Kind};
 use crate::groups::LayerGroup;
 use crate::policy::preemption::Costs;
 use crate::prefix::{PinId, Retention};
@@ -17,24 +18,37 @@ fn window_number(group: LayerGroup) -> u64 {
 
 #[derive(Debug)]
 pub(super) struct Writer {
-    bytes: Vec<u8>,
+    chunks: ChunkWriter,
+    num_calls: u64,
 }
 
 impl Writer {
     pub(super) fn new(config: &SchedulerConfig) -> Self {
-        let mut writer = Self { bytes: MAGIC.to_vec() };
+        let mut writer = Self { chunks: ChunkWriter::new(), num_calls: 0 };
         config.numbers().into_iter().for_each(|number| writer.number(number));
         writer.list(config.groups.len(), config.groups.iter().map(|&group| window_number(group)));
         config.reals().into_iter().for_each(|real| writer.real(real));
+        writer.chunks.close(Kind::Options);
         writer
     }
 
     pub(super) fn take(&mut self) -> Vec<u8> {
-        std::mem::take(&mut self.bytes)
+        if self.chunks.len() > 0 {
+            self.chunks.close(Kind::Calls);
+        }
+        self.chunks.take()
+    }
+
+    pub(super) fn finish(mut self) -> Vec<u8> {
+        let mut bytes = self.take();
+        self.chunks.bytes().extend(self.num_calls.to_le_bytes());
+        self.chunks.close(Kind::End);
+        bytes.append(&mut self.chunks.take());
+        bytes
     }
 
     pub(super) fn len(&self) -> usize {
-        self.bytes.len()
+        self.chunks.len()
     }
 
     pub(super) fn submit(&mut self, submission: &Submission<'_>, digest: u64) {
@@ -147,20 +161,21 @@ impl Writer {
     }
 
     fn verb(&mut self, verb: Verb) {
-        self.bytes.push(verb as u8);
+        self.num_calls += 1;
+        self.chunks.bytes().push(verb as u8);
     }
 
     fn digest(&mut self, digest: u64) {
-        self.bytes.extend(digest.to_le_bytes());
+        self.chunks.bytes().extend(digest.to_le_bytes());
     }
 
     fn real(&mut self, value: f64) {
-        self.bytes.extend(value.to_le_bytes());
+        self.chunks.bytes().extend(value.to_le_bytes());
     }
 
     fn string(&mut self, bytes: &[u8]) {
         self.number(bytes.len() as u64);
-        self.bytes.extend(bytes);
+        self.chunks.bytes().extend(bytes);
     }
 
     fn list(&mut self, len: usize, values: impl Iterator<Item = u64>) {
@@ -174,9 +189,9 @@ impl Writer {
 
     fn number(&mut self, mut value: u64) {
         while value >= 0x80 {
-            self.bytes.push(value as u8 | 0x80);
+            self.chunks.bytes().push(value as u8 | 0x80);
             value >>= 7;
         }
-        self.bytes.push(value as u8);
+        self.chunks.bytes().push(value as u8);
     }
 }

@@ -131,9 +131,8 @@ impl Scheduler {
     }
 
     fn start(&mut self, step: &mut Step, index: SeqIndex) -> Result<()> {
-        let key = self.sequences[index].key;
-        self.dequeue(key);
-        self.virtual_time.advance(key.rank);
+        self.dequeue(self.sequences[index].key);
+        let key = self.count_start(index);
         let epoch = self.new_epoch();
         let (mut tables, mut cursor) = self.cache.share_found();
         let misses = self.misses(step, index, cursor.published);
@@ -154,6 +153,7 @@ impl Scheduler {
             self.cache.come_back(&mut cursor);
         }
         let sequence = &mut self.sequences[index];
+        sequence.passed = 0;
         (sequence.tables, sequence.cursor, sequence.epoch) = (tables, cursor, epoch);
         (sequence.num_computed, sequence.num_planned) = (cached, cached);
         sequence.shared_blocks = sequence.cursor.published;
@@ -184,9 +184,11 @@ impl Scheduler {
         if sequence.reuse_cached {
             self.totals.queried_tokens += sequence.tokens.len() as u64;
         }
+        let request = sequence.key.request;
+        self.settle_hit(request, cached);
         self.totals.hit_tokens += cached as u64;
         self.totals.partial_hit_tokens += copied as u64;
-        if let Some(request) = self.requests.get_mut(&sequence.key.request) {
+        if let Some(request) = self.requests.get_mut(&request) {
             request.summary.cached_tokens = cached;
             request.summary.partial_hit_tokens = copied;
         }
@@ -203,7 +205,6 @@ impl Scheduler {
 
     pub(super) fn end_stall(&mut self, index: SeqIndex) {
         let sequence = &mut self.sequences[index];
-        sequence.passed = 0;
         if let Some(since) = sequence.stalled_since.take()
             && let Some(request) = self.requests.get_mut(&sequence.key.request)
         {

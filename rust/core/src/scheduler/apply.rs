@@ -327,6 +327,7 @@ impl Scheduler {
             starts_cold: false,
             started_before: true,
             passed: 0,
+            counted_output: leader.counted_output,
             swapped: None,
             stalled_since: None,
         };
@@ -352,7 +353,11 @@ impl Scheduler {
             (_, false) => return FinishReason::None,
         };
         let sequence = &self.sequences[index];
-        self.outputs = self.outputs.learn(sequence.max_tokens, sequence.tokens.len() - sequence.prompt_len);
+        let (limit, num_tokens) = (sequence.max_tokens, sequence.tokens.len() - sequence.prompt_len);
+        self.outputs = self.outputs.learn(limit, num_tokens);
+        if let Some(tenant) = self.requests.get(&sequence.key.request).and_then(|request| request.tenant) {
+            self.shares.learn(tenant, limit, num_tokens);
+        }
         self.end_in_turn(index);
         reason
     }

@@ -93,6 +93,8 @@ impl Scheduler {
             let detail = format!("{tokens} tokens wait, {} are counted", self.num_queued_tokens);
             return Err(Error::broken("I8 lists", detail));
         }
+        self.check_turns()?;
+        self.check_paused()?;
         if !self.running.is_sorted_by_key(|&index| self.sequences[index].key) {
             return Err(Error::broken("I8 lists", "the running ones are not sorted by age"));
         }

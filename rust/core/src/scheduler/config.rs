@@ -324,7 +324,22 @@ impl SchedulerConfig {
         if !(0.0..1.0).contains(&self.watermark) {
             return Err(Error::config("watermark", self.watermark, "at least 0 and below 1"));
         }
-        Ok(())
+        self.validate_room()
+    }
+
+    /// Whether the smallest request fits: a token of prompt and one of output.
+    fn validate_room(&self) -> Result<()> {
+        if self.cap() >= 2 {
+            return Ok(());
+        }
+        let holds = |num_blocks| Self { num_blocks, ..self.clone() }.cap() >= 2;
+        // Each group needs a block or two at the most, so the search is short.
+        let needed = (self.num_blocks..=1 << 30).find(|&num_blocks| holds(num_blocks)).unwrap_or(usize::MAX);
+        let mut why = format!("one sequence of 2 tokens in {} layer groups", self.groups.len());
+        if self.pin_quota.blocks > 0 {
+            why += &format!(" beside max_pinned_blocks {}", self.pin_quota.blocks);
+        }
+        Err(Error::config("num_blocks", self.num_blocks, format!("at least {needed}, for block 0 and {why}")))
     }
 }
 
@@ -348,6 +363,27 @@ mod tests {
         assert_eq!((config.cap(), config.max_blocks_per_seq()), (112, 7));
         let config = SchedulerConfig { num_blocks: 80, max_model_len: 500, ..config };
         assert_eq!((config.cap(), config.max_blocks_per_seq()), (500, 32));
+    }
+
+    #[test]
+    fn a_pool_that_can_hold_no_request_is_refused_with_what_is_needed() {
+        let window = LayerGroup::Window { tokens: 5 };
+        for (groups, num_blocks, pinned) in [
+            (vec![LayerGroup::Full; 3], 2, 0),
+            (vec![LayerGroup::Full, window], 32, 30),
+            (vec![window], 2, 0),
+            (vec![LayerGroup::Full; 64], 40, 20),
+        ] {
+            let pin_quota = PinQuota { blocks: pinned, blocks_per_tenant: pinned };
+            let config = SchedulerConfig { num_blocks, groups, pin_quota, ..SchedulerConfig::default() };
+            let Err(Error::InvalidConfig { field: "num_blocks", allowed, .. }) = config.validate() else {
+                panic!("{num_blocks} blocks are too few")
+            };
+            let words = allowed.strip_prefix("at least ").unwrap();
+            let needed: usize = words.split(',').next().unwrap().parse().unwrap();
+            SchedulerConfig { num_blocks: needed, ..config.clone() }.validate().unwrap();
+            assert!(SchedulerConfig { num_blocks: needed - 1, ..config }.validate().is_err());
+        }
     }
 
     #[test]

@@ -25,9 +25,12 @@ impl Scheduler {
             other.key.request == sequence.key.request
                 && blocks.all(|(other, own)| other.blocks().get(place) == own.blocks().get(place))
         };
-        let others = self.running.iter().copied().chain(self.paused.iter());
-        let forks: SmallVec<[SeqIndex; 4]> =
-            others.filter(|&other| other != index && shares(&self.sequences[other])).collect();
+        let others = self.running.iter().copied().chain(self.paused.iter_placed());
+        // Those that ended in the step at hand are still listed.
+        let is_fork = |&other: &SeqIndex| {
+            other != index && self.sequences.contains(other) && shares(&self.sequences[other])
+        };
+        let forks: SmallVec<[SeqIndex; 4]> = others.filter(is_fork).collect();
         if forks.is_empty() || !self.cache.folds_for(node, &sequence.tables, place, forks.len() + 1) {
             return false;
         }

@@ -15,6 +15,7 @@ mod buffers;
 mod check;
 mod config;
 mod failure;
+mod fair;
 mod folding;
 mod in_flight;
 mod pages;
@@ -50,9 +51,11 @@ pub use step::Plan;
 
 use crate::error::{Error, Result};
 use crate::groups::Tables;
+use crate::memory::check_room;
+use crate::policy::fair::{FairShares, unstarted_rank};
 use crate::policy::forecast::Growth;
 use crate::policy::length::OutputEstimate;
-use crate::policy::order::{QueueOrder, VirtualTime, priority_rank};
+use crate::policy::order::{QueueOrder, priority_rank};
 use crate::policy::preemption::Costs;
 use crate::pool::BlockPool;
 use crate::prefix::{Media, PrefixCache, Retention, ScopeId};
@@ -87,7 +90,7 @@ pub struct Scheduler {
     /// Tokens of what waits.
     num_queued_tokens: usize,
     deadlines: BTreeSet<(Deadline, RequestId)>,
-    virtual_time: VirtualTime,
+    shares: FairShares,
     /// Whether a sequence that could not start when last looked at might start now.
     queue_changed: bool,
     /// By age.
@@ -116,7 +119,7 @@ pub struct Scheduler {
     outputs: OutputEstimate,
     growths: Vec<Growth>,
     /// Those that may start in the step at hand.
-    candidates: Vec<SeqIndex>,
+    candidates: Vec<plan::Waiting>,
     /// Those that are at a place for a checkpoint behind the step at hand.
     checkpointed: Vec<SeqIndex>,
     /// The checkpoints that live sequences would start again from.
@@ -127,13 +130,14 @@ impl Scheduler {
     /// A scheduler with an empty pool.
     ///
     /// # Errors
-    /// [`Error::InvalidConfig`] with the option that is not allowed.
+    /// [`Error::InvalidConfig`] with the option that is not allowed; [`Error::OutOfMemory`].
     pub fn new(config: SchedulerConfig) -> Result<Self> {
         config.validate()?;
         let block_size = BlockSize::new(config.block_size)?;
         let pool = BlockPool::new(config.num_blocks, block_size)?;
         let mut cache = PrefixCache::with_options(pool, &config.groups, config.cache_options())?;
         if config.has_states() {
+            check_room("bookkeeping of num_state_slots", config.num_state_slots, 64)?;
             cache.keep_states(config.num_state_slots);
         }
         Ok(Self {
@@ -150,7 +154,7 @@ impl Scheduler {
             num_queued: 0,
             num_queued_tokens: 0,
             deadlines: BTreeSet::new(),
-            virtual_time: VirtualTime::default(),
+            shares: FairShares::default(),
             queue_changed: false,
             running: Vec::with_capacity(config.max_num_seqs),
             has_stopped: false,
@@ -272,16 +276,12 @@ impl Scheduler {
         room("tokens", self.num_queued_tokens, prompt, config.max_queued_tokens)
     }
 
-    /// A request's rank under the configured order.
+    /// A request's rank under the configured order. Under fair shares it gets another one when it starts.
     fn rank(&mut self, submission: &Submission<'_>) -> u64 {
         match self.config.queue_order {
             QueueOrder::Fcfs | QueueOrder::LongestPrefix => 0,
             QueueOrder::Priority => priority_rank(submission.priority),
-            QueueOrder::FairShare => {
-                let room = self.config.cap() - submission.prompt.len();
-                let output = self.outputs.expected(submission.max_tokens, room) * submission.num_samples;
-                self.virtual_time.start(submission.tenant, submission.prompt.len() + output)
-            }
+            QueueOrder::FairShare => unstarted_rank(self.shares.enter(submission.tenant, self.outputs)),
         }
     }
 
@@ -318,6 +318,7 @@ impl Scheduler {
             starts_cold: false,
             started_before: false,
             passed: 0,
+            counted_output: 0,
             swapped: None,
             stalled_since: None,
         }
@@ -332,13 +333,16 @@ impl Scheduler {
         self.num_queued += sequence.num_samples;
         self.num_queued_tokens += sequence.tokens.len();
         self.queue_changed = true;
-        self.waiting.insert(sequence.key, index);
+        let key = sequence.key;
+        self.waiting.insert(key, index);
+        self.update_turn(key);
     }
 
     fn dequeue(&mut self, key: SeqKey) {
         if let Some(index) = self.waiting.remove(&key) {
             self.num_queued -= self.sequences[index].num_samples;
             self.num_queued_tokens -= self.sequences[index].tokens.len();
+            self.update_turn(key);
         }
     }
 
@@ -370,7 +374,11 @@ impl Scheduler {
         let request = self.requests.get_mut(&key.request).expect("a live sequence has a request");
         request.num_live -= sequence.num_samples;
         request.summary.output_tokens += sequence.tokens.len() - sequence.prompt_len;
-        if request.num_live == 0 {
+        let (tenant, num_live) = (request.tenant, request.num_live);
+        if let Some(tenant) = tenant {
+            self.settle_output(tenant, &sequence);
+        }
+        if num_live == 0 {
             let request = self.requests.remove(&key.request).expect("it was there");
             self.paused.forget(key.request);
             self.cache.leave_scope(request.scope);
@@ -378,9 +386,12 @@ impl Scheduler {
             if let Some(deadline) = request.deadline {
                 self.deadlines.remove(&(deadline, key.request));
             }
+            if let Some(tenant) = tenant {
+                self.settle_request(tenant, &request.summary);
+            }
             self.ended.push(request.summary);
             if self.requests.is_empty() {
-                self.virtual_time.rest();
+                self.shares.rest();
             }
         }
     }
@@ -389,7 +400,7 @@ impl Scheduler {
     fn end_request(&mut self, request: RequestId) {
         let mut indices: Vec<SeqIndex> =
             self.waiting_of(request).into_iter().map(|(_, index)| index).collect();
-        indices.extend(self.paused.take(request));
+        indices.extend(self.take_paused(request));
         let ends = |sequence: &Sequence| sequence.key.request == request && !sequence.is_in_flight();
         indices.extend(self.running.iter().filter(|&&index| ends(&self.sequences[index])));
         self.running.retain(|index| !indices.contains(index));
@@ -407,7 +418,7 @@ impl Scheduler {
 
     /// Everything that holds rows and blocks.
     fn placed(&self) -> impl Iterator<Item = &Sequence> {
-        let indices = self.running.iter().copied().chain(self.paused.iter());
+        let indices = self.running.iter().copied().chain(self.paused.iter_placed());
         indices.map(|index| &self.sequences[index]).filter(|sequence| sequence.is_running())
     }
 

@@ -22,6 +22,14 @@ use crate::table::BlockTable;
 /// Waiting sequences that are looked at in one step.
 const MAX_CANDIDATES: usize = 32;
 
+/// A waiting sequence that may start.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Waiting {
+    index: SeqIndex,
+    /// Its place in the queue.
+    place: usize,
+}
+
 /// What came of the search for a block.
 enum Room {
     /// It is there.
@@ -99,7 +107,7 @@ impl Scheduler {
 
     /// Who lives waits for the step in flight, or nobody lives.
     fn nothing_to_run(&mut self, step: Step) -> Result<Option<Plan>> {
-        self.forget_swap_outs(step.id);
+        self.forget_swap_outs(&step);
         self.in_flight.recycle(step);
         if !self.in_flight.is_empty() || (self.running.is_empty() && self.waiting.is_empty()) {
             return Ok(None);
@@ -198,14 +206,17 @@ impl Scheduler {
             // Looked at again when something has changed; that some of these start is a change.
             self.queue_changed = false;
             let candidates = self.candidates();
-            for &index in &candidates {
-                if step.num_tokens < self.config.max_num_batched_tokens && self.admit(step, index)? {
+            let mut last = self.last_to_start(&candidates);
+            for &Waiting { index, place } in &candidates {
+                if place > last || step.num_tokens >= self.config.max_num_batched_tokens {
+                    continue;
+                }
+                if self.admit(step, index)? {
                     self.queue_changed = true;
-                    self.pass_waiting(index);
+                    self.pass_waiting(&candidates, place);
+                    last = self.last_to_start(&candidates);
                     let num_tokens = self.chunk_for(step, &self.sequences[index]).min(self.slots_left(index));
                     self.schedule_prefill(step, index, num_tokens);
-                } else if self.must_not_be_passed() {
-                    break;
                 }
             }
             self.candidates = candidates;
@@ -214,27 +225,33 @@ impl Scheduler {
     }
 
     /// The sequences that may start in this step, in the order in which they are tried.
-    fn candidates(&mut self) -> Vec<SeqIndex> {
+    fn candidates(&mut self) -> Vec<Waiting> {
         let mut candidates = std::mem::take(&mut self.candidates);
         candidates.clear();
-        candidates.extend(self.waiting.values().take(MAX_CANDIDATES));
-        if self.config.queue_order == QueueOrder::LongestPrefix && !self.must_not_be_passed() {
-            candidates.sort_by_cached_key(|&index| std::cmp::Reverse(self.probe(index).hits));
+        let mut push = |index| candidates.push(Waiting { index, place: candidates.len() });
+        match self.config.queue_order {
+            QueueOrder::FairShare => self.fair_order(MAX_CANDIDATES, push),
+            _ => self.waiting.values().take(MAX_CANDIDATES).for_each(|&index| push(index)),
+        }
+        if self.config.queue_order == QueueOrder::LongestPrefix {
+            candidates.sort_by_cached_key(|waiting| std::cmp::Reverse(self.probe(waiting.index).hits));
         }
         candidates
     }
 
-    /// Whether the first of the waiting was passed as often as may be.
-    fn must_not_be_passed(&self) -> bool {
-        let first = self.waiting.values().next();
-        first.is_some_and(|&index| self.sequences[index].passed >= self.config.max_passes)
+    /// The last place in the queue from which a sequence may start: that of the first one that was passed as often as may
+    /// be. Nobody starts from behind the candidates, so those behind them are passed by none and need not be looked at.
+    fn last_to_start(&self, candidates: &[Waiting]) -> usize {
+        let waiting = candidates.iter().filter(|waiting| !self.sequences[waiting.index].is_running());
+        let held = waiting.filter(|waiting| self.sequences[waiting.index].passed >= self.config.max_passes);
+        held.map(|waiting| waiting.place).min().unwrap_or(MAX_CANDIDATES)
     }
 
-    /// Counts that a sequence has started before those that wait and come before it.
-    fn pass_waiting(&mut self, started: SeqIndex) {
-        let key = self.sequences[started].key;
-        for &index in self.waiting.range(..key).map(|(_, index)| index) {
-            self.sequences[index].passed += 1;
+    /// Counts that the sequence at a place of the queue has started before those that wait and come before it.
+    fn pass_waiting(&mut self, candidates: &[Waiting], started: usize) {
+        for &Waiting { index, place } in candidates {
+            let sequence = &mut self.sequences[index];
+            sequence.passed += usize::from(place < started && !sequence.is_running());
         }
     }
 

@@ -28,7 +28,7 @@ impl Scheduler {
         if !self.config.preempt_lower_ranks || !self.queue_changed {
             return false;
         }
-        let Some((key, &index)) = self.waiting.first_key_value() else { return false };
+        let Some((key, index)) = self.first_waiting() else { return false };
         let rank = key.rank;
         if self.fits(index, Relief::default()) {
             return false;

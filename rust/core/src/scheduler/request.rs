@@ -1,5 +1,6 @@
 //! What is asked for once, and what is told when it has ended.
 
+use crate::policy::fair::tenant_of;
 use crate::prefix::{Lease, Media, MissCounts, Retention, ScopeId};
 use crate::units::{RequestId, TokenId};
 
@@ -97,6 +98,8 @@ pub(super) struct Request {
     pub(super) scope: ScopeId,
     pub(super) lease: Lease,
     pub(super) rank: u64,
+    /// Who pays for it, under fair shares.
+    pub(super) tenant: Option<u32>,
     pub(super) deadline: Option<Deadline>,
     /// Samples that have not ended yet, those included that are not forked off yet.
     pub(super) num_live: usize,
@@ -126,6 +129,14 @@ impl Request {
             failed: false,
         };
         let deadline = submission.deadline.map(Deadline::at);
-        Self { summary, scope, lease, rank, deadline, num_live: submission.num_samples }
+        Self {
+            summary,
+            scope,
+            lease,
+            rank,
+            tenant: tenant_of(rank),
+            deadline,
+            num_live: submission.num_samples,
+        }
     }
 }

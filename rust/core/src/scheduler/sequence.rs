@@ -89,6 +89,8 @@ pub(super) struct Sequence {
     pub(super) started_before: bool,
     /// How often a sequence that came later started before it.
     pub(super) passed: usize,
+    /// Output tokens that were counted for each of its samples when it started, under fair shares.
+    pub(super) counted_output: usize,
     pub(super) swapped: Option<Swapped>,
     /// Since when it waits to go on after a preemption.
     pub(super) stalled_since: Option<f64>,

@@ -106,7 +106,7 @@ impl Scheduler {
             blocks,
             num_waiting: self.num_queued,
             num_running: self.running.len(),
-            num_paused: self.paused.iter().map(|index| self.sequences[index].num_samples).sum(),
+            num_paused: self.paused.num_samples(),
             num_requests: self.requests.len(),
             num_scopes: self.cache.num_scopes(),
             held_tokens: blocks.active * self.block_size.tokens() - self.empty_slots(|_| ()),

@@ -91,10 +91,13 @@ impl Scheduler {
     }
 
     /// Gives up the copies to the host of a step that is not run.
-    pub(super) fn forget_swap_outs(&mut self, step: u64) {
+    pub(super) fn forget_swap_outs(&mut self, step: &Step) {
+        if step.swap_outs.is_empty() {
+            return;
+        }
         for index in self.waiting.values().copied().chain(self.paused.iter()) {
             let sequence = &mut self.sequences[index];
-            if sequence.swapped.as_ref().is_some_and(|swapped| swapped.step == step) {
+            if sequence.swapped.as_ref().is_some_and(|swapped| swapped.step == step.id) {
                 sequence.swapped = None;
             }
         }
@@ -106,6 +109,6 @@ impl Scheduler {
             self.preempt_without_copy(index);
             self.sequences[index].swapped = Some(swapped);
         }
-        self.forget_swap_outs(step.id);
+        self.forget_swap_outs(step);
     }
 }
