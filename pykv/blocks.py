@@ -230,6 +230,8 @@ class PrefixCache:
         then nothing behind that block is found (`probe` tells). Forks of blocks that nobody else has cached are no
         obstacle: the first to publish them does so for all.
 
+        Nothing is published of a table that has held blocks over a `reset`, until it holds none.
+
         Args:
             table: the sequence's blocks; published ones must not be written any more.
             tokens: the sequence's token ids.
@@ -248,7 +250,7 @@ class PrefixCache:
         return self._native.publish(table._native, array, as_bytes("scope", scope), num_tokens)
 
     def reset(self) -> None:
-        """Makes nothing findable any more: idle blocks are free now, used ones when their tables go."""
+        """Makes nothing of what was computed so far findable any more: idle blocks are free now, used ones later."""
         self._native.reset()
 
     def count(self) -> BlockCounts:

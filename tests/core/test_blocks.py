@@ -108,6 +108,30 @@ def test_a_pool_that_cannot_be_is_refused(field: str, arguments: tuple[int, int]
         BlockPool(*arguments)
 
 
+@pytest.mark.parametrize("way", ["taken", "shared", "forked", "taken by the cache"])
+def test_a_table_with_blocks_of_before_a_reset_publishes_nothing_until_it_is_empty(way: str) -> None:
+    cache = make_cache()
+    prompt = list(range(9))
+    run(cache, prompt)
+    table = cache.pool.table()
+    if way == "shared":
+        table, _ = cache.share(prompt)
+    elif way == "taken by the cache":
+        cache.extend(table, 2)
+    else:
+        table.extend(2)
+    cache.reset()
+    table = table.fork() if way == "forked" else table
+    table.extend(1)
+    cache.publish(table, prompt, num_tokens=8)
+    assert cache.probe(prompt) == 0
+    table.truncate(0)
+    table.extend(2)
+    cache.publish(table, prompt, num_tokens=8)
+    assert cache.probe(prompt) == 8
+    cache.check()
+
+
 def published_table(cache: PrefixCache) -> BlockTable:
     table, _ = cache.share([1, 2, 3, 4, 5])
     cache.extend(table, 2)

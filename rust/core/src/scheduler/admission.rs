@@ -150,10 +150,10 @@ impl Scheduler {
         }
         let copied = if swapped > shared { 0 } else { self.copy_partial_hit(step, index, &tables, cursor) };
         let cached = shared + copied;
-        if swapped > cached {
-            self.cache.come_back(&mut cursor);
-        }
         let sequence = &mut self.sequences[index];
+        if let Some(swapped) = sequence.swapped.as_ref().filter(|swapped| swapped.num_tokens > cached) {
+            self.cache.come_back(&mut cursor, swapped.cursor);
+        }
         (sequence.tables, sequence.cursor, sequence.epoch) = (tables, cursor, epoch);
         (sequence.num_computed, sequence.num_planned) = (cached, cached);
         sequence.shared_blocks = sequence.cursor.published;

@@ -227,7 +227,8 @@ impl Scheduler {
         std::mem::take(&mut self.ended)
     }
 
-    /// Makes nothing of what was computed so far findable any more; what runs goes on.
+    /// Makes nothing of what was computed so far findable any more, nor what depends on it: what runs or is swapped out goes
+    /// on and publishes nothing more.
     pub fn reset_prefix_cache(&mut self) {
         self.cache.reset();
         self.queue_changed = true;

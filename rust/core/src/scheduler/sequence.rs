@@ -33,6 +33,8 @@ pub(super) struct Swapped {
     pub(super) tables: Tables,
     /// Tokens whose K and V they hold.
     pub(super) num_tokens: usize,
+    /// How far they were published: whether the sequence still publishes when it comes back.
+    pub(super) cursor: Cursor,
     /// The step that copied them out.
     pub(super) step: u64,
 }

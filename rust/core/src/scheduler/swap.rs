@@ -49,7 +49,7 @@ impl Scheduler {
     fn swap_out(&mut self, step: &mut Step, index: SeqIndex) -> Option<Swapped> {
         let host = self.host.as_ref()?;
         let sequence = &self.sequences[index];
-        let num_tokens = sequence.num_computed;
+        let (num_tokens, cursor) = (sequence.num_computed, sequence.cursor);
         // Lookahead aside, a table's last blocks may hold nothing yet.
         let filled = self.block_size.blocks_for(num_tokens);
         let num_blocks = sequence.tables.iter().map(|table| filled - table.num_dropped().min(filled)).sum();
@@ -69,7 +69,7 @@ impl Scheduler {
         }
         self.totals.swapped_out_blocks += num_blocks as u64;
         self.request_of(index).swapped_blocks += num_blocks;
-        Some(Swapped { tables, num_tokens, step: step.id })
+        Some(Swapped { tables, num_tokens, cursor, step: step.id })
     }
 
     /// Has a starting sequence's blocks filled from the host's copy, those that it did not find in the cache.
