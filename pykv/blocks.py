@@ -132,13 +132,13 @@ class BlockTable:
         return self._native.is_writable(index)
 
     def copy_on_write(self, index: int) -> tuple[int, int]:
-        """Puts a block of its own in the place of a shared one.
+        """Puts a block of its own in the place of a shared one. `PrefixCache.copy_on_write` also evicts a cached one.
 
         Returns:
             (source, target): the blocks to copy, before the target is written.
 
         Raises:
-            InvalidRequestError: the table has no such block.
+            InvalidRequestError: the table has no such block, or it is published.
             OutOfBlocksError: no block is free.
         """
         index = as_integer("index", index, 0, _INT32_MAX)
@@ -213,6 +213,20 @@ class PrefixCache:
         self._check_own(table)
         count = as_integer("count", count, 0, _INT32_MAX)
         self._native.extend(table._native, count)
+
+    def copy_on_write(self, table: BlockTable, index: int) -> tuple[int, int]:
+        """Puts a block of its own in the place of a shared one, evicting a cached one where none is free.
+
+        Returns:
+            (source, target): the blocks to copy, before the target is written.
+
+        Raises:
+            InvalidRequestError: the table has no such block, it is published, or the table is another pool's.
+            OutOfBlocksError: no block is free and none can be evicted.
+        """
+        self._check_own(table)
+        index = as_integer("index", index, 0, _INT32_MAX)
+        return self._native.copy_on_write(table._native, index)
 
     def publish(
         self,

@@ -3,8 +3,8 @@
 use pykv_core::prefix::eviction::eviction_policy;
 use pykv_core::prefix::{CacheOptions, Cursor, HashOptions};
 use pykv_core::{
-    BlockPool as CorePool, BlockSize, BlockTable as CoreTable, Error, LayerGroup, PrefixCache as CoreCache,
-    TokenId,
+    BlockCopy, BlockPool as CorePool, BlockSize, BlockTable as CoreTable, Error, LayerGroup,
+    PrefixCache as CoreCache, TokenId,
 };
 use pyo3::buffer::PyBuffer;
 use pyo3::prelude::*;
@@ -92,11 +92,7 @@ impl BlockTable {
     }
 
     fn copy_on_write(&self, py: Python<'_>, index: usize) -> PyResult<(u32, u32)> {
-        self.held.call(py, |held| {
-            held.check_index(index)?;
-            held.check_unpublished(index)?;
-            held.table.copy_on_write(index).map(|copy| (copy.source.get(), copy.target.get()))
-        })
+        self.held.call(py, |held| held.copy_on_write(index, |table| table.copy_on_write(index)))
     }
 
     /// Panics inside the lock, so that a test can see what comes after.
@@ -119,6 +115,17 @@ impl Held {
             (self.cursor, self.num_resets) = (None, self.table.pool().num_resets());
         }
         take(&mut self.table)
+    }
+
+    /// Replaces a block, if that may be.
+    fn copy_on_write(
+        &mut self,
+        index: usize,
+        replace: impl FnOnce(&mut CoreTable) -> pykv_core::Result<BlockCopy>,
+    ) -> pykv_core::Result<(u32, u32)> {
+        self.check_index(index)?;
+        self.check_unpublished(index)?;
+        replace(&mut self.table).map(|copy| (copy.source.get(), copy.target.get()))
     }
 
     fn check_index(&self, index: usize) -> pykv_core::Result<()> {
@@ -216,6 +223,12 @@ impl PrefixCache {
     fn extend(&self, py: Python<'_>, table: &BlockTable, count: usize) -> PyResult<()> {
         self.cached
             .call_with(py, &table.held, |cached, held| held.extend(|table| cached.core.extend(table, count)))
+    }
+
+    fn copy_on_write(&self, py: Python<'_>, table: &BlockTable, index: usize) -> PyResult<(u32, u32)> {
+        self.cached.call_with(py, &table.held, |cached, held| {
+            held.copy_on_write(index, |table| cached.core.copy_on_write(table, index))
+        })
     }
 
     fn publish(
