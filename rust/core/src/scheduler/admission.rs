@@ -4,10 +4,11 @@ use hashbrown::HashSet;
 use smallvec::SmallVec;
 
 use super::AdmissionPolicy;
+use super::Scheduler;
 use super::ranks::Relief;
 use super::sequence::SeqIndex;
+use super::sequence::{Found, Sequence};
 use super::step::{Placed, Step};
-use super::{Scheduler, sequence::Sequence};
 use crate::error::Result;
 use crate::policy::admission::Admission;
 use crate::policy::forecast::{Growth, peak_blocks};
@@ -166,38 +167,42 @@ impl Scheduler {
             sequence.rows.push(row);
             step.placed.push(Placed { request: key.request, child: key.child + child as u32, row });
         }
-        self.sequences[index].starts_cold = false;
-        self.forget_deadline(key.request);
-        self.count_hits(index, cached, copied);
-        self.count_misses(key.request, &misses);
+        sequence.starts_cold = false;
+        let queried = if sequence.reuse_cached { sequence.tokens.len() } else { 0 };
+        sequence.found = Found { queried, cached, copied, misses };
+        self.stop_deadline(key.request);
         self.end_stall(index);
         self.run(index);
         Ok(())
     }
 
-    /// Counts what a request found when it started first; finding its own blocks again is no hit.
-    fn count_hits(&mut self, index: SeqIndex, cached: usize, copied: usize) {
+    /// Counts what a request found when it started first; finding its own blocks again is no hit. A start that a failed step
+    /// took back was none.
+    pub(super) fn count_start(&mut self, index: SeqIndex) {
         let sequence = &mut self.sequences[index];
         if std::mem::replace(&mut sequence.started_before, true) {
             return;
         }
-        if sequence.reuse_cached {
-            self.totals.queried_tokens += sequence.tokens.len() as u64;
-        }
+        let Found { queried, cached, copied, misses } = sequence.found;
+        self.totals.queried_tokens += queried as u64;
         self.totals.hit_tokens += cached as u64;
         self.totals.partial_hit_tokens += copied as u64;
-        if let Some(request) = self.requests.get_mut(&sequence.key.request) {
-            request.summary.cached_tokens = cached;
-            request.summary.partial_hit_tokens = copied;
+        self.totals.misses.add(&misses);
+        let summary = self.request_of(index);
+        (summary.cached_tokens, summary.partial_hit_tokens, summary.misses) = (cached, copied, misses);
+    }
+
+    /// A request that starts has kept its deadline.
+    fn stop_deadline(&mut self, request: RequestId) {
+        if let Some(deadline) = self.requests.get(&request).and_then(|entry| entry.deadline) {
+            self.deadlines.remove(&(deadline, request));
         }
     }
 
-    /// A request that has started has kept its deadline.
-    fn forget_deadline(&mut self, request: RequestId) {
-        if let Some(entry) = self.requests.get_mut(&request)
-            && let Some(deadline) = entry.deadline.take()
-        {
-            self.deadlines.remove(&(deadline, request));
+    /// A request waits again of which nothing was computed.
+    pub(super) fn resume_deadline(&mut self, request: RequestId) {
+        if let Some(deadline) = self.requests.get(&request).and_then(|entry| entry.deadline) {
+            self.deadlines.insert((deadline, request));
         }
     }
 

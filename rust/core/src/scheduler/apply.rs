@@ -2,7 +2,7 @@
 
 use smallvec::smallvec;
 
-use super::sequence::{SeqIndex, SeqKey, Sequence};
+use super::sequence::{Found, SeqIndex, SeqKey, Sequence};
 use super::states::SequenceStates;
 use super::step::{Scheduled, Step};
 use super::{RequestSummary, Scheduler};
@@ -273,6 +273,10 @@ impl Scheduler {
             }
         }
         self.states_computed(index);
+        if !self.sequences[index].has_computed {
+            self.sequences[index].has_computed = true;
+            self.count_start(index);
+        }
         if again > 0 {
             self.totals.recomputed_tokens += again as u64;
             self.request_of(index).recomputed_tokens += again;
@@ -326,6 +330,8 @@ impl Scheduler {
             reuse_cached: leader.reuse_cached,
             starts_cold: false,
             started_before: true,
+            has_computed: true,
+            found: Found::default(),
             passed: 0,
             swapped: None,
             stalled_since: None,

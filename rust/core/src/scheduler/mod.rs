@@ -63,7 +63,7 @@ use buffers::Identity;
 use in_flight::InFlight;
 use pause::Paused;
 use request::{Deadline, Request};
-use sequence::{Arena, SeqIndex, SeqKey, Sequence};
+use sequence::{Arena, Found, SeqIndex, SeqKey, Sequence};
 use speculation::Drafts;
 use states::SequenceStates;
 use stats::Totals;
@@ -318,6 +318,8 @@ impl Scheduler {
             reuse_cached: submission.reuse_cached && self.config.enable_prefix_caching,
             starts_cold: false,
             started_before: false,
+            has_computed: false,
+            found: Found::default(),
             passed: 0,
             swapped: None,
             stalled_since: None,
@@ -364,6 +366,7 @@ impl Scheduler {
     /// Ends one sequence. The caller takes it out of `running`.
     fn end_sequence(&mut self, index: SeqIndex) {
         self.stop_running(index);
+        self.end_stall(index);
         let key = self.sequences[index].key;
         self.leave_home(key);
         self.dequeue(key);

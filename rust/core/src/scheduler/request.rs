@@ -54,7 +54,7 @@ pub struct RequestSummary {
     /// Tokens of the prompt.
     pub prompt_tokens: usize,
     /// Tokens of the prompt that were found in the cache when it started first. What it finds when it comes back from a
-    /// preemption changes nothing.
+    /// preemption changes nothing; a start that a failed step took back is none.
     pub cached_tokens: usize,
     /// Those of them that were copied from the beginning of a block.
     pub partial_hit_tokens: usize,
@@ -62,14 +62,14 @@ pub struct RequestSummary {
     pub misses: MissCounts,
     /// Tokens that were sampled, over all samples.
     pub output_tokens: usize,
-    /// How often one of its sequences was preempted.
+    /// How often one of its sequences was preempted: not because a step failed.
     pub preemptions: usize,
     /// Tokens that were computed after a preemption though the sequence had held their K and V before: computed by it, or
     /// found when it started.
     pub recomputed_tokens: usize,
     /// Blocks that were copied to the host at preemptions.
     pub swapped_blocks: usize,
-    /// Seconds that its sequences waited to go on after preemptions, added up.
+    /// Seconds that its sequences waited to go on after preemptions and failed steps, or until they ended, added up.
     pub stalled_seconds: f64,
     /// Whether its deadline passed while it waited.
     pub expired: bool,
