@@ -82,10 +82,12 @@ pub enum Error {
         plan: u64,
     },
     /// `plan` was given arrays that a step in flight still reads.
-    #[error("the arrays hold plan {plan}, which is in flight: give the next plan others")]
+    #[error("the arrays hold plan {plan}{whose}, which is in flight: give the next plan others")]
     ArraysInFlight {
         /// The step in flight.
         plan: u64,
+        /// Whose it is: empty, or another scheduler's.
+        whose: &'static str,
     },
     /// `apply` was called before its turn.
     #[error("plan {plan} follows plan {oldest}, which is in flight: apply or discard that one first")]

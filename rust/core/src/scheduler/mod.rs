@@ -15,6 +15,7 @@ mod buffers;
 mod check;
 mod config;
 mod failure;
+mod flight;
 mod folding;
 mod in_flight;
 mod pages;
