@@ -143,7 +143,8 @@ class SchedulerStats:
     """What a scheduler counts."""
 
     @property
-    def num_waiting(self) -> int: ...
+    def num_waiting(self) -> int:
+        """Sequences that wait; a request counts each of its samples, here and in the next two."""
     @property
     def num_running(self) -> int: ...
     @property

@@ -102,6 +102,26 @@ fn who_started_once_keeps_no_deadline() {
 }
 
 #[test]
+fn who_waits_runs_or_is_paused_counts_each_of_its_samples() {
+    let mut engine = Engine::new(SchedulerConfig { max_num_batched_tokens: 4, ..config() });
+    let request = engine.submit(&PROMPT, 4, 3);
+    let counts = |engine: &mut Engine| {
+        let stats = engine.scheduler.stats();
+        (stats.num_waiting, stats.num_running, stats.num_paused)
+    };
+    assert_eq!(counts(&mut engine), (3, 0, 0));
+    engine.step();
+    assert_eq!(counts(&mut engine), (0, 3, 0), "none is forked off yet");
+    engine.scheduler.pause(request);
+    assert_eq!(counts(&mut engine), (0, 0, 3));
+    engine.scheduler.resume(request);
+    engine.step();
+    engine.step();
+    assert_eq!(counts(&mut engine), (0, 3, 0));
+    assert_eq!(engine.scheduler.stats().peak.running, 3);
+}
+
+#[test]
 fn the_stall_of_who_never_comes_back_counts() {
     let options = SchedulerConfig {
         max_num_seqs: 1,

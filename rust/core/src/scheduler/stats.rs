@@ -35,7 +35,7 @@ pub struct Peak {
     pub unshared_blocks: usize,
     /// Tokens of the same sequences, a shared one counted for each.
     pub unshared_tokens: usize,
-    /// Running sequences.
+    /// Running sequences, the samples that are not forked off yet included.
     pub running: usize,
 }
 
@@ -46,7 +46,7 @@ pub struct SchedulerStats {
     pub blocks: BlockCounts,
     /// Sequences that wait, the samples that are not forked off yet included.
     pub num_waiting: usize,
-    /// Sequences that run.
+    /// Sequences that run, the samples that are not forked off yet included.
     pub num_running: usize,
     /// Sequences that are paused, the samples that are not forked off yet included.
     pub num_paused: usize,
@@ -105,7 +105,7 @@ impl Scheduler {
         SchedulerStats {
             blocks,
             num_waiting: self.num_queued,
-            num_running: self.running.len(),
+            num_running: self.num_running(),
             num_paused: self.paused.iter().map(|index| self.sequences[index].num_samples).sum(),
             num_requests: self.requests.len(),
             num_scopes: self.cache.num_scopes(),
@@ -133,6 +133,10 @@ impl Scheduler {
         }
     }
 
+    fn num_running(&self) -> usize {
+        self.running.iter().map(|&index| self.sequences[index].num_samples).sum()
+    }
+
     /// Looks whether more blocks are active than ever before.
     pub(super) fn record_peak(&mut self) {
         let active_blocks = self.cache.counts().active;
@@ -149,7 +153,7 @@ impl Scheduler {
             held_tokens: active_blocks * self.block_size.tokens() - empty,
             unshared_blocks,
             unshared_tokens,
-            running: self.running.len(),
+            running: self.num_running(),
         };
     }
 
