@@ -4,11 +4,11 @@ use hashbrown::HashSet;
 use smallvec::SmallVec;
 
 use super::AdmissionPolicy;
-use super::Scheduler;
 use super::ranks::Relief;
+use super::request::Found;
 use super::sequence::SeqIndex;
-use super::sequence::{Found, Sequence};
 use super::step::{Placed, Step};
+use super::{Scheduler, sequence::Sequence};
 use crate::error::Result;
 use crate::policy::admission::Admission;
 use crate::policy::forecast::{Growth, peak_blocks};
@@ -168,9 +168,10 @@ impl Scheduler {
             step.placed.push(Placed { request: key.request, child: key.child + child as u32, row });
         }
         sequence.starts_cold = false;
-        let queried = if sequence.reuse_cached { sequence.tokens.len() } else { 0 };
-        sequence.found = Found { queried, cached, copied, misses };
-        self.stop_deadline(key.request);
+        if !sequence.has_computed {
+            let queried = if sequence.reuse_cached { sequence.tokens.len() } else { 0 };
+            self.begin_request(key.request, Found { queried, cached, copied, misses });
+        }
         self.end_stall(index);
         self.run(index);
         Ok(())
@@ -183,18 +184,20 @@ impl Scheduler {
         if std::mem::replace(&mut sequence.started_before, true) {
             return;
         }
-        let Found { queried, cached, copied, misses } = sequence.found;
+        let Some(entry) = self.requests.get_mut(&sequence.key.request) else { return };
+        let (summary, Found { queried, cached, copied, misses }) = (&mut entry.summary, entry.found);
+        (summary.cached_tokens, summary.partial_hit_tokens, summary.misses) = (cached, copied, misses);
         self.totals.queried_tokens += queried as u64;
         self.totals.hit_tokens += cached as u64;
         self.totals.partial_hit_tokens += copied as u64;
         self.totals.misses.add(&misses);
-        let summary = self.request_of(index);
-        (summary.cached_tokens, summary.partial_hit_tokens, summary.misses) = (cached, copied, misses);
     }
 
-    /// A request that starts has kept its deadline.
-    fn stop_deadline(&mut self, request: RequestId) {
-        if let Some(deadline) = self.requests.get(&request).and_then(|entry| entry.deadline) {
+    /// A request that starts keeps its deadline, unless a failed step takes the start back.
+    fn begin_request(&mut self, request: RequestId, found: Found) {
+        let Some(entry) = self.requests.get_mut(&request) else { return };
+        entry.found = found;
+        if let Some(deadline) = entry.deadline {
             self.deadlines.remove(&(deadline, request));
         }
     }

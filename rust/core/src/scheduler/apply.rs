@@ -2,7 +2,7 @@
 
 use smallvec::smallvec;
 
-use super::sequence::{Found, SeqIndex, SeqKey, Sequence};
+use super::sequence::{SeqIndex, SeqKey, Sequence};
 use super::states::SequenceStates;
 use super::step::{Scheduled, Step};
 use super::{RequestSummary, Scheduler};
@@ -331,7 +331,6 @@ impl Scheduler {
             starts_cold: false,
             started_before: true,
             has_computed: true,
-            found: Found::default(),
             passed: 0,
             swapped: None,
             stalled_since: None,

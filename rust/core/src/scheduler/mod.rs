@@ -64,7 +64,7 @@ use buffers::Identity;
 use in_flight::InFlight;
 use pause::Paused;
 use request::{Deadline, Request};
-use sequence::{Arena, Found, SeqIndex, SeqKey, Sequence};
+use sequence::{Arena, SeqIndex, SeqKey, Sequence};
 use speculation::Drafts;
 use states::SequenceStates;
 use stats::Totals;
@@ -326,7 +326,6 @@ impl Scheduler {
             starts_cold: false,
             started_before: false,
             has_computed: false,
-            found: Found::default(),
             passed: 0,
             swapped: None,
             stalled_since: None,

@@ -90,6 +90,18 @@ impl Deadline {
     }
 }
 
+/// What a request found when it started first.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Found {
+    /// Tokens that were looked for.
+    pub(super) queried: usize,
+    /// Tokens of them that need not be computed.
+    pub(super) cached: usize,
+    /// Those of them that were copied from the beginning of a block.
+    pub(super) copied: usize,
+    pub(super) misses: MissCounts,
+}
+
 /// A request that lives.
 #[derive(Debug)]
 pub(super) struct Request {
@@ -98,6 +110,8 @@ pub(super) struct Request {
     pub(super) lease: Lease,
     pub(super) rank: u64,
     pub(super) deadline: Option<Deadline>,
+    /// Kept until that start counts.
+    pub(super) found: Found,
     /// Samples that have not ended yet, those included that are not forked off yet.
     pub(super) num_live: usize,
 }
@@ -126,6 +140,7 @@ impl Request {
             failed: false,
         };
         let deadline = submission.deadline.map(Deadline::at);
-        Self { summary, scope, lease, rank, deadline, num_live: submission.num_samples }
+        let found = Found::default();
+        Self { summary, scope, lease, rank, deadline, found, num_live: submission.num_samples }
     }
 }

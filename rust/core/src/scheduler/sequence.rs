@@ -12,7 +12,7 @@ use smallvec::SmallVec;
 
 use super::states::SequenceStates;
 use crate::groups::Tables;
-use crate::prefix::{Cursor, MissCounts, ScopeId};
+use crate::prefix::{Cursor, ScopeId};
 use crate::units::{BlockSize, RequestId, Row, TokenId};
 
 /// Who a sequence is, and who comes first: by rank, then requests by age, then the samples of one in order.
@@ -37,18 +37,6 @@ pub(super) struct Swapped {
     pub(super) cursor: Cursor,
     /// The step that copied them out.
     pub(super) step: u64,
-}
-
-/// What a sequence found when it started.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Found {
-    /// Tokens that were looked for.
-    pub(super) queried: usize,
-    /// Tokens of them that need not be computed.
-    pub(super) cached: usize,
-    /// Those of them that were copied from the beginning of a block.
-    pub(super) copied: usize,
-    pub(super) misses: MissCounts,
 }
 
 /// Tokens to come that a sequence has room for when it starts; the lists of a longer one double as it grows.
@@ -103,8 +91,6 @@ pub(super) struct Sequence {
     /// Whether a start of it has counted: something came of it, or it was preempted.
     pub(super) started_before: bool,
     pub(super) has_computed: bool,
-    /// At its last start, until a start has counted.
-    pub(super) found: Found,
     /// How often a sequence that came later started before it.
     pub(super) passed: usize,
     pub(super) swapped: Option<Swapped>,

@@ -70,7 +70,7 @@ pub struct SchedulerStats {
     pub host_blocks_total: usize,
     /// Those of them that are free.
     pub host_blocks_free: usize,
-    /// Prompt tokens that were looked up when their requests started.
+    /// Prompt tokens that were looked up when their requests started, once a step of the start was applied.
     pub queried_tokens: u64,
     /// Those of them that were found.
     pub hit_tokens: u64,
@@ -133,8 +133,10 @@ impl Scheduler {
         }
     }
 
+    /// Each sample that runs has a row, forked off or not.
     fn num_running(&self) -> usize {
-        self.running.iter().map(|&index| self.sequences[index].num_samples).sum()
+        let paused: usize = self.paused.iter().map(|index| self.sequences[index].rows.len()).sum();
+        self.config.max_num_seqs - self.free_rows.len() - paused
     }
 
     /// Looks whether more blocks are active than ever before.
