@@ -97,15 +97,18 @@ def checked_media(media: Sequence[tuple[int, bytes]]) -> list[tuple[int, bytes]]
     """
     if isinstance(media, (str, bytes)) or not isinstance(media, Sequence):
         refuse("media", media, "a sequence of pairs of an offset and the bytes of a hash")
+    checked = []
     for place, entry in enumerate(media):
         match entry:
-            case (numbers.Integral() as offset, bytes()) if (
-                not isinstance(offset, bool) and 0 <= int(offset) < 2**31
-            ):
-                continue
+            case (offset, bytes(medium)) if _is_offset(offset):
+                checked.append((int(offset), medium))
             case _:
                 raise InvalidRequestError(
                     f"media is {shown(entry)} at place {place}: allowed are pairs of an offset and the bytes of a hash",
                     "media",
                 )
-    return [(int(offset), medium) for offset, medium in media]
+    return checked
+
+
+def _is_offset(value: object) -> bool:
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool) and 0 <= int(value) < 2**31
