@@ -132,13 +132,13 @@ class BlockTable:
         return self._native.is_writable(index)
 
     def copy_on_write(self, index: int) -> tuple[int, int]:
-        """Puts a block of its own in the place of a shared one.
+        """Puts a block of its own in the place of a shared one. `PrefixCache.copy_on_write` also evicts a cached one.
 
         Returns:
             (source, target): the blocks to copy, before the target is written.
 
         Raises:
-            InvalidRequestError: the table has no such block.
+            InvalidRequestError: the table has no such block, or it is published.
             OutOfBlocksError: no block is free.
         """
         index = as_integer("index", index, 0, _INT32_MAX)
@@ -214,6 +214,20 @@ class PrefixCache:
         count = as_integer("count", count, 0, _INT32_MAX)
         self._native.extend(table._native, count)
 
+    def copy_on_write(self, table: BlockTable, index: int) -> tuple[int, int]:
+        """Puts a block of its own in the place of a shared one, evicting a cached one where none is free.
+
+        Returns:
+            (source, target): the blocks to copy, before the target is written.
+
+        Raises:
+            InvalidRequestError: the table has no such block, it is published, or the table is another pool's.
+            OutOfBlocksError: no block is free and none can be evicted.
+        """
+        self._check_own(table)
+        index = as_integer("index", index, 0, _INT32_MAX)
+        return self._native.copy_on_write(table._native, index)
+
     def publish(
         self,
         table: BlockTable,
@@ -229,6 +243,8 @@ class PrefixCache:
         block that the fork does not hold: publishing stops there, and goes on in a call after the fork has gone. Until
         then nothing behind that block is found (`probe` tells). Forks of blocks that nobody else has cached are no
         obstacle: the first to publish them does so for all.
+
+        Nothing is published of a table that has held blocks over a `reset`, until it holds none.
 
         Args:
             table: the sequence's blocks; published ones must not be written any more.
@@ -248,7 +264,7 @@ class PrefixCache:
         return self._native.publish(table._native, array, as_bytes("scope", scope), num_tokens)
 
     def reset(self) -> None:
-        """Makes nothing findable any more: idle blocks are free now, used ones when their tables go."""
+        """Makes nothing of what was computed so far findable any more: idle blocks are free now, used ones later."""
         self._native.reset()
 
     def count(self) -> BlockCounts:

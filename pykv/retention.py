@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -81,13 +82,11 @@ def session_bytes(session: bytes | str) -> bytes:
     """Returns a session's id as bytes.
 
     Raises:
-        InvalidRequestError: it is neither bytes nor text.
+        InvalidRequestError: it is empty, or neither bytes nor text.
     """
-    if isinstance(session, str):
-        return session.encode("utf-8", "surrogatepass")
-    if not isinstance(session, bytes):
-        refuse("session", session, "bytes or text")
-    return session
+    if not isinstance(session, (bytes, str)) or not session:
+        refuse("session", session, "bytes or text that is not empty")
+    return session.encode("utf-8", "surrogatepass") if isinstance(session, str) else session
 
 
 def checked_media(media: Sequence[tuple[int, bytes]]) -> list[tuple[int, bytes]]:
@@ -98,13 +97,18 @@ def checked_media(media: Sequence[tuple[int, bytes]]) -> list[tuple[int, bytes]]
     """
     if isinstance(media, (str, bytes)) or not isinstance(media, Sequence):
         refuse("media", media, "a sequence of pairs of an offset and the bytes of a hash")
+    checked = []
     for place, entry in enumerate(media):
         match entry:
-            case (int(offset), bytes()) if not isinstance(offset, bool) and 0 <= offset < 2**31:
-                continue
+            case (offset, bytes(medium)) if _is_offset(offset):
+                checked.append((int(offset), medium))
             case _:
                 raise InvalidRequestError(
                     f"media is {shown(entry)} at place {place}: allowed are pairs of an offset and the bytes of a hash",
                     "media",
                 )
-    return [(offset, medium) for offset, medium in media]
+    return checked
+
+
+def _is_offset(value: object) -> bool:
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool) and 0 <= int(value) < 2**31

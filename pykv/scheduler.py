@@ -382,7 +382,7 @@ class Scheduler:
         return self._native.take_ended()
 
     def reset_prefix_cache(self) -> None:
-        """Makes nothing of what was computed so far findable any more; what runs goes on."""
+        """Makes nothing of what was computed so far findable any more; what runs goes on and publishes nothing more."""
         self._native.reset_prefix_cache()
 
     def record(self, path: str | os.PathLike[str]) -> Recording:

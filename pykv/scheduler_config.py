@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import numbers
 from typing import Any
 
 from pykv import _core
 from pykv.errors import ConfigError
-from pykv.field_checks import as_boolean, as_number, one_of, refuse, shown
+from pykv.field_checks import as_boolean, as_integer, as_number, one_of, refuse, shown
 
 __all__ = ["SchedulerConfig", "core_options"]
 
@@ -106,6 +107,7 @@ class SchedulerConfig:
     max_queued_tokens: int | None = None
 
     def __post_init__(self) -> None:
+        num_blocks, block_size = _integer(self.num_blocks), _integer(self.block_size)
         limits = {
             "num_blocks": (2, 2**30),
             "num_host_blocks": (0, 2**30),
@@ -117,12 +119,12 @@ class SchedulerConfig:
             "max_model_len": (2, 2**30),
             "max_steps_in_flight": (1, 2),
             "max_passes": (0, 2**30),
-            "max_pinned_blocks": (0, max(0, self.num_blocks - 2) if isinstance(self.num_blocks, int) else 0),
+            "max_pinned_blocks": (0, max(0, num_blocks - 2)),
             "max_pinned_blocks_per_tenant": (0, 2**30),
             "max_kv_events": (0, 2**24),
             "num_state_slots": (0, 2**24),
             "checkpoint_every": (1, 2**24),
-            "partial_block_reuse": (0, self.block_size - 1 if isinstance(self.block_size, int) else 0),
+            "partial_block_reuse": (0, max(0, block_size - 1)),
             "max_queued_requests": (1, 2**30),
             "max_queued_tokens": (1, 2**40),
         }
@@ -130,12 +132,11 @@ class SchedulerConfig:
             value = getattr(self, field)
             if value is None and field in _OPTIONAL:
                 continue
-            if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-                refuse(field, value, f"an integer from {low} to {high}", ConfigError)
+            object.__setattr__(self, field, as_integer(field, value, low, high, ConfigError))
         if self.max_steps_in_flight > 1 and self.num_lookahead_tokens > 0:
             allowed = "0 where max_steps_in_flight is 2"
             refuse("num_lookahead_tokens", self.num_lookahead_tokens, allowed, ConfigError)
-        _check_groups(self.groups)
+        object.__setattr__(self, "groups", _checked_groups(self.groups))
         for field, choices in _CHOICES.items():
             one_of(field, getattr(self, field), choices)
         for field in _SWITCHES:
@@ -189,15 +190,21 @@ def _max_chunk_tokens(config: SchedulerConfig) -> int:
     return config.max_num_batched_tokens if config.max_chunk_tokens is None else config.max_chunk_tokens
 
 
-def _check_groups(groups: tuple[int | None, ...]) -> None:
+def _integer(value: object) -> int:
+    """A number that others are compared with; what is none is refused by itself."""
+    return int(value) if isinstance(value, numbers.Integral) else 0
+
+
+def _checked_groups(groups: tuple[int | None, ...]) -> tuple[int | None, ...]:
     if not isinstance(groups, tuple) or not 1 <= len(groups) <= 64:
         refuse("groups", groups, "a tuple of 1 to 64 windows", ConfigError)
     for window in groups:
-        if window is None or (
-            isinstance(window, int) and not isinstance(window, bool) and 1 <= window <= 2**30
-        ):
-            continue
-        raise ConfigError(f"groups is {shown(groups)}: allowed are None and windows of 1 to {2**30} tokens")
+        is_window = isinstance(window, numbers.Integral) and not isinstance(window, bool)
+        if window is not None and not (is_window and 1 <= window <= 2**30):
+            raise ConfigError(
+                f"groups is {shown(groups)}: allowed are None and windows of 1 to {2**30} tokens"
+            )
+    return tuple(None if window is None else int(window) for window in groups)
 
 
 def _check_room(config: SchedulerConfig) -> None:

@@ -75,8 +75,8 @@ class StepBuffers:
         finish_reasons: uint8 [max_num_samples]; filled by `Scheduler.apply`, a `FinishReason` a sample.
 
     Raises:
-        StepError: an argument is not of its type; or one of `arrays` is unknown, is read-only, not contiguous or a
-            copy, overlaps another one, or has another shape or dtype.
+        StepError: an argument is not of its type; or one of `arrays` is unknown, is read-only, not contiguous, not
+            aligned or a copy, overlaps another one, or has another shape or dtype.
         ConfigError: from `Scheduler.plan`, if page lists could pass 2**31 entries.
     """
 
@@ -181,8 +181,8 @@ def _checked(name: str, array: object, dtype: type[np.generic], shape: tuple[int
         raise StepError(
             f"{name} is a {type(array).__name__} that numpy copies: needed is memory that it can share"
         )
-    if not (view.flags.c_contiguous and view.flags.writeable):
-        raise StepError(f"{name} must be C-contiguous and writable")
+    if not (view.flags.c_contiguous and view.flags.aligned and view.flags.writeable):
+        raise StepError(f"{name} must be C-contiguous, aligned and writable")
     return view
 
 

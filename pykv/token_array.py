@@ -33,6 +33,7 @@ def as_token_array(tokens: NDArray[np.int32] | Sequence[int], field: str) -> NDA
         and tokens.ndim == 1
         and tokens.size > 0
         and tokens.flags.c_contiguous
+        and tokens.flags.aligned
     ):
         return tokens
     try:
@@ -54,4 +55,4 @@ def as_token_array(tokens: NDArray[np.int32] | Sequence[int], field: str) -> NDA
         raise InvalidRequestError(
             f"{field} holds {wrong}: allowed are token ids from 0 to {_INT32_MAX}", field
         )
-    return np.ascontiguousarray(array, np.int32)
+    return np.require(array, np.int32, ["C", "ALIGNED"])

@@ -18,8 +18,8 @@ class EngineStats:
     """What the engine has done since it was made, and what it holds now.
 
     Attributes:
-        num_waiting, num_running: sequences.
-        num_paused: sequences that are paused, since nobody reads what they have made.
+        num_waiting, num_running: sequences; a request counts each of its samples.
+        num_paused: the same of those that are paused, since nobody reads what they have made.
         num_live_requests: requests that have not ended.
         blocks_total: usable blocks = blocks_free + blocks_cached (idle, may be hit) + blocks_active (held).
         slots_allocated: slots of the active blocks.
@@ -35,7 +35,7 @@ class EngineStats:
             layers leave empty.
         peak_blocks_active, peak_tokens_held: the most so far.
         peak_table_blocks, peak_table_tokens: the same counted once a sequence, as if nothing were shared.
-        peak_num_running: sequences.
+        peak_num_running: sequences that ran, counted alike.
     """
 
     num_waiting: int

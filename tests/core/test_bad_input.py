@@ -226,6 +226,7 @@ def calls(world: World, folder: Path) -> Iterator[Call]:
     yield Call(table.truncate, {"length": 3})
     yield Call(table.is_writable, {"index": 1})
     yield Call(table.copy_on_write, {"index": 1})
+    yield Call(cache.copy_on_write, {"table": table, "index": 1})
     yield Call(PrefixCache, {"pool": BlockPool(64, 4), "eviction": "lru"})
     yield Call(cache.probe, {"tokens": [1], "scope": b""}, {"tokens": TOKENS, "scope": {"bytes"}})
     yield Call(

@@ -86,6 +86,27 @@ def test_cached_blocks_make_room_and_used_ones_do_not() -> None:
     assert cache.probe(list(range(8))) == 4
 
 
+def test_a_cached_block_makes_room_for_a_copy() -> None:
+    cache = make_cache(3)
+    run(cache, list(range(5)))
+    table = cache.pool.table()
+    table.extend(1)
+    fork = table.fork()
+    with pytest.raises(OutOfBlocksError, match="1 blocks are needed, 0 are available"):
+        fork.copy_on_write(0)
+    source, target = cache.copy_on_write(fork, 0)
+    assert (table.block_ids(), fork.block_ids()) == ([source], [target])
+    assert (cache.num_evictions, cache.count().active) == (1, 2)
+    with pytest.raises(OutOfBlocksError, match="1 blocks are needed, 0 are available"):
+        cache.copy_on_write(table.fork(), 0)
+    cache.publish(table, list(range(4)), num_tokens=4)
+    with pytest.raises(InvalidRequestError, match="index is 0: allowed is at least the 1 published blocks"):
+        cache.copy_on_write(table, 0)
+    with pytest.raises(InvalidRequestError, match="index is 1: allowed is below the table's 1 blocks"):
+        cache.copy_on_write(table, 1)
+    cache.check()
+
+
 def test_a_reset_is_true_to_its_word_while_blocks_are_used() -> None:
     cache = make_cache()
     prompt = list(range(9))
@@ -106,6 +127,30 @@ def test_a_reset_is_true_to_its_word_while_blocks_are_used() -> None:
 def test_a_pool_that_cannot_be_is_refused(field: str, arguments: tuple[int, int]) -> None:
     with pytest.raises(ConfigError, match=f"{field} is"):
         BlockPool(*arguments)
+
+
+@pytest.mark.parametrize("way", ["taken", "shared", "forked", "taken by the cache"])
+def test_a_table_with_blocks_of_before_a_reset_publishes_nothing_until_it_is_empty(way: str) -> None:
+    cache = make_cache()
+    prompt = list(range(9))
+    run(cache, prompt)
+    table = cache.pool.table()
+    if way == "shared":
+        table, _ = cache.share(prompt)
+    elif way == "taken by the cache":
+        cache.extend(table, 2)
+    else:
+        table.extend(2)
+    cache.reset()
+    table = table.fork() if way == "forked" else table
+    table.extend(1)
+    cache.publish(table, prompt, num_tokens=8)
+    assert cache.probe(prompt) == 0
+    table.truncate(0)
+    table.extend(2)
+    cache.publish(table, prompt, num_tokens=8)
+    assert cache.probe(prompt) == 8
+    cache.check()
 
 
 def published_table(cache: PrefixCache) -> BlockTable:
@@ -140,6 +185,7 @@ def test_a_table_of_another_pool_is_refused_before_anything_changes() -> None:
     for call in (
         lambda: cache.publish(stranger, list(range(8)), num_tokens=8),
         lambda: cache.extend(stranger, 1),
+        lambda: cache.copy_on_write(stranger, 0),
         lambda: cache.extend(None, 1),  # type: ignore[arg-type]
     ):
         with pytest.raises(

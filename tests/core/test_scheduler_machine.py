@@ -211,7 +211,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         num_host_blocks=st.sampled_from([0, 6, 40]),
         num_lookahead_tokens=st.sampled_from([0, 3]),
         max_steps_in_flight=st.sampled_from([1, 2]),
-        states=st.sampled_from([(0, 16), (4, 1), (6, 2), (12, 3)]),
+        states=st.sampled_from([(0, 16), (5, 1), (6, 2), (12, 3)]),
         partial_block_reuse=st.integers(0, 3),
         options=st.fixed_dictionaries(
             {

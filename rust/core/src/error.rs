@@ -44,10 +44,14 @@ pub enum Error {
         pool: usize,
     },
     /// The waiting queue has no room.
-    #[error("the queue holds {queued} {unit} and {asked} more were submitted: allowed are {limit}")]
+    #[error(
+        "the queue holds {queued} {unit} and {asked} more were submitted: allowed are {limit} ({option})"
+    )]
     QueueFull {
         /// What is counted.
         unit: &'static str,
+        /// The option that limits it.
+        option: &'static str,
         /// What waits.
         queued: usize,
         /// What the refused request would add.
@@ -56,10 +60,12 @@ pub enum Error {
         limit: usize,
     },
     /// A pin would pass its quota; nothing was pinned.
-    #[error("{whose}pins hold {held} blocks and {asked} more were asked for: allowed are {limit}")]
+    #[error("{whose}pins hold {held} blocks and {asked} more were asked for: allowed are {limit} ({option})")]
     PinQuota {
         /// Whose pins are counted: empty, or the tenant's.
         whose: &'static str,
+        /// The option that limits them.
+        option: &'static str,
         /// Blocks that are pinned.
         held: usize,
         /// Blocks that the refused pin would add.
@@ -90,10 +96,12 @@ pub enum Error {
         plan: u64,
     },
     /// `plan` was given arrays that a step in flight still reads.
-    #[error("the arrays hold plan {plan}, which is in flight: give the next plan others")]
+    #[error("the arrays hold plan {plan}{whose}, which is in flight: give the next plan others")]
     ArraysInFlight {
         /// The step in flight.
         plan: u64,
+        /// Whose it is: empty, or another scheduler's.
+        whose: &'static str,
     },
     /// `apply` was called before its turn.
     #[error("plan {plan} follows plan {oldest}, which is in flight: apply or discard that one first")]

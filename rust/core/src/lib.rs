@@ -44,5 +44,5 @@ pub use groups::LayerGroup;
 pub use pool::{BlockCounts, BlockPool};
 pub use prefix::PrefixCache;
 pub use scheduler::{Scheduler, SchedulerConfig};
-pub use table::BlockTable;
-pub use units::{BlockId, BlockSize, RequestId, Row, TokenId};
+pub use table::{BlockCopy, BlockTable};
+pub use units::{BlockId, BlockSize, MAX_TOKEN_ID, RequestId, Row, TokenId};

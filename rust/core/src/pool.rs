@@ -16,7 +16,7 @@
 use crate::error::{Error, Result};
 use crate::freelist::{Chain, FreeList};
 use crate::memory::check_room;
-use crate::sync::{Arc, AtomicU32, Ordering};
+use crate::sync::{Arc, AtomicU32, AtomicU64, Ordering};
 use crate::units::{BlockId, BlockSize};
 
 const PUBLISHED: u32 = 1 << 31;
@@ -49,6 +49,8 @@ struct Inner {
     words: Box<[AtomicU32]>,
     free: FreeList,
     returned: FreeList,
+    /// How often a cache over the pool was reset.
+    resets: AtomicU64,
 }
 
 impl BlockPool {
@@ -66,6 +68,7 @@ impl BlockPool {
             words: (0..num_blocks).map(|_| AtomicU32::new(0)).collect(),
             free: FreeList::full(num_blocks),
             returned: FreeList::empty(num_blocks),
+            resets: AtomicU64::new(0),
         };
         Ok(Self { inner: Arc::new(inner) })
     }
@@ -83,6 +86,16 @@ impl BlockPool {
     /// Blocks that are free at this moment.
     pub fn num_free(&self) -> usize {
         self.inner.free.available()
+    }
+
+    /// How often what was published was made unfindable. Who takes blocks before a reset and has them published after it
+    /// says so: [`PrefixCache::root_after`](crate::PrefixCache::root_after).
+    pub fn num_resets(&self) -> u64 {
+        self.inner.resets.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn note_reset(&self) {
+        self.inner.resets.fetch_add(1, Ordering::AcqRel);
     }
 
     /// References to a block at this moment.

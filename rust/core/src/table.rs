@@ -40,6 +40,11 @@ impl BlockTable {
         Self { pool: pool.clone(), blocks: vec![BlockId::NULL; dropped], dropped }
     }
 
+    /// The pool whose blocks they are.
+    pub fn pool(&self) -> &BlockPool {
+        &self.pool
+    }
+
     /// Tokens a block.
     pub fn block_size(&self) -> BlockSize {
         self.pool.block_size()

@@ -5,6 +5,9 @@ use crate::error::{Error, Result};
 /// A token's number in the model's vocabulary.
 pub type TokenId = u32;
 
+/// The highest token id: arrays of ids are int32.
+pub const MAX_TOKEN_ID: TokenId = i32::MAX as TokenId;
+
 /// A block of the pool. Block 0 is the null block: never handed out, never written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(transparent)]

@@ -4,6 +4,8 @@
 
 #[path = "support/discard.rs"]
 mod discard;
+#[path = "support/reset.rs"]
+mod reset;
 mod support;
 
 use proptest::prelude::*;
@@ -343,7 +345,7 @@ fn act(engine: &mut Engine, submitted: &mut Vec<Submitted>, action: &Action) {
         }
         Action::SetShare { share } => engine.scheduler.set_cache_share(b"a", share).unwrap(),
         Action::Wait { seconds } => engine.now += seconds,
-        Action::Reset => engine.scheduler.reset_prefix_cache(),
+        Action::Reset => engine.reset(),
         Action::Discard { newest } => {
             let planned = engine.plan().filter(|_| newest);
             if let Some(plan) = planned.or(engine.oldest()) {

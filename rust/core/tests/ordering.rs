@@ -233,7 +233,10 @@ fn the_queue_is_bounded_in_tokens_too() {
     let mut engine = Engine::new(SchedulerConfig { max_queued_tokens: 20, ..config(QueueOrder::Fcfs) });
     engine.submit(&prompt(0, 15), 2, 1);
     let error = engine.scheduler.submit(Submission::new(&prompt(0, 6))).unwrap_err();
-    assert_eq!(error, Error::QueueFull { unit: "tokens", queued: 15, asked: 6, limit: 20 });
+    assert_eq!(
+        error,
+        Error::QueueFull { unit: "tokens", option: "max_queued_tokens", queued: 15, asked: 6, limit: 20 }
+    );
     engine.run();
     engine.submit(&prompt(0, 20), 2, 1);
 }

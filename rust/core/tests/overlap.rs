@@ -99,7 +99,7 @@ fn what_is_out_of_turn_is_refused() {
     let mut pair = Pair::new(&config(16));
     pair.submit(&[1, 2, 3], 9);
     let first = pair.plan(0).unwrap().unwrap();
-    assert_eq!(pair.plan(0), Err(Error::ArraysInFlight { plan: 0 }));
+    assert_eq!(pair.plan(0), Err(Error::ArraysInFlight { plan: 0, whose: "" }));
     let second = pair.plan(1).unwrap().unwrap();
     assert_eq!(pair.plan(0), Err(Error::StepInFlight { plan: 1 }));
     let sampled = Sampled { tokens: &[5], outcomes: &[Outcome::Ok], failed_rows: &[], accepted: None };
@@ -111,6 +111,28 @@ fn what_is_out_of_turn_is_refused() {
     let drafting = SchedulerConfig { num_lookahead_tokens: 1, ..config(16) };
     assert!(drafting.validate().unwrap_err().to_string().contains("num_lookahead_tokens is 1"));
     assert!(SchedulerConfig { max_steps_in_flight: 3, ..config(16) }.validate().is_err());
+}
+
+#[test]
+fn arrays_that_hold_a_step_in_flight_of_another_scheduler_are_refused() {
+    let (mut one, mut other) = (Pair::new(&config(16)), Pair::new(&config(16)));
+    one.submit(&[1, 2, 3], 9);
+    other.submit(&[4, 5], 9);
+    let (arrays, sync) = &mut one.buffers[0];
+    let plan = one.scheduler.plan(&arrays.borrow(), sync, 0.0).unwrap().unwrap();
+    let refused = other.scheduler.plan(&arrays.borrow(), sync, 0.0).unwrap_err();
+    assert_eq!(
+        refused.to_string(),
+        "the arrays hold plan 0 of another scheduler, which is in flight: give the next plan others"
+    );
+    assert_eq!(arrays.token_ids[..3], [1, 2, 3]);
+    one.scheduler.discard(plan.id).unwrap();
+    other.scheduler.plan(&arrays.borrow(), sync, 0.0).unwrap().unwrap();
+    assert_eq!(arrays.token_ids[..2], [4, 5]);
+    // Nobody can finish a step of a scheduler that is gone.
+    drop(other);
+    one.scheduler.plan(&arrays.borrow(), sync, 0.0).unwrap().unwrap();
+    assert_eq!(arrays.token_ids[..3], [1, 2, 3]);
 }
 
 #[test]

@@ -239,9 +239,11 @@ fn a_pinned_prefix_stays_whatever_comes_and_counts_against_the_quota() {
     assert_eq!((pinned.num_tokens, pinned.num_blocks), (16, 4));
     assert_eq!(engine.scheduler.pin(&prompt(50, 4), b"", b"a").unwrap(), None, "nothing is cached of it");
     let error = engine.scheduler.pin(&prompt(0, 1), b"", b"a").unwrap_err();
-    assert_eq!(error, Error::PinQuota { whose: "the tenant's ", held: 4, asked: 1, limit: 4 });
+    let option = "max_pinned_blocks_per_tenant";
+    assert_eq!(error, Error::PinQuota { whose: "the tenant's ", option, held: 4, asked: 1, limit: 4 });
     let error = engine.scheduler.pin(&prompt(100, 4), b"", b"b").unwrap_err();
-    assert_eq!(error, Error::PinQuota { whose: "", held: 4, asked: 4, limit: 6 });
+    let option = "max_pinned_blocks";
+    assert_eq!(error, Error::PinQuota { whose: "", option, held: 4, asked: 4, limit: 6 });
     for first in [200, 300, 400, 500] {
         run(&mut engine, &prompt(first, 10), Retention::default());
     }

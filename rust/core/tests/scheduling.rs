@@ -69,7 +69,10 @@ fn the_queue_counts_every_sample_and_takes_requests_again_when_it_drains() {
     let tokens = prompt(0, 4);
     engine.submit(&tokens, 2, 5);
     let error = refusal(&mut engine, Submission { num_samples: 4, ..Submission::new(&tokens) });
-    assert_eq!(error, Error::QueueFull { unit: "sequences", queued: 5, asked: 4, limit: 8 });
+    assert_eq!(
+        error,
+        Error::QueueFull { unit: "sequences", option: "max_queued_requests", queued: 5, asked: 4, limit: 8 }
+    );
     engine.submit(&tokens, 2, 3);
     engine.run();
     engine.submit(&tokens, 2, 8);

@@ -3,8 +3,8 @@
 use pykv_core::prefix::eviction::eviction_policy;
 use pykv_core::prefix::{CacheOptions, Cursor, HashOptions};
 use pykv_core::{
-    BlockPool as CorePool, BlockSize, BlockTable as CoreTable, Error, LayerGroup, PrefixCache as CoreCache,
-    TokenId,
+    BlockCopy, BlockPool as CorePool, BlockSize, BlockTable as CoreTable, Error, LayerGroup,
+    PrefixCache as CoreCache, TokenId,
 };
 use pyo3::buffer::PyBuffer;
 use pyo3::prelude::*;
@@ -49,6 +49,8 @@ impl BlockPool {
 struct Held {
     table: CoreTable,
     cursor: Option<Cursor>,
+    /// The pool's resets before it took its first block.
+    num_resets: u64,
 }
 
 #[pyclass(frozen, module = "pykv._core")]
@@ -58,7 +60,8 @@ struct BlockTable {
 
 impl BlockTable {
     fn new(table: CoreTable, cursor: Option<Cursor>) -> Self {
-        Self { held: Guarded::new(Held { table, cursor }) }
+        let num_resets = table.pool().num_resets();
+        Self { held: Guarded::new(Held { table, cursor, num_resets }) }
     }
 }
 
@@ -73,11 +76,11 @@ impl BlockTable {
     }
 
     fn extend(&self, py: Python<'_>, count: usize) -> PyResult<()> {
-        self.held.call(py, |held| held.table.extend(count))
+        self.held.call(py, |held| held.extend(|table| table.extend(count)))
     }
 
     fn fork(&self, py: Python<'_>) -> PyResult<Self> {
-        self.held.call(py, |held| Ok(Self::new(held.table.fork(), held.cursor)))
+        self.held.call(py, |held| Ok(Self { held: Guarded::new(held.fork()) }))
     }
 
     fn truncate(&self, py: Python<'_>, len: usize) -> PyResult<()> {
@@ -89,11 +92,7 @@ impl BlockTable {
     }
 
     fn copy_on_write(&self, py: Python<'_>, index: usize) -> PyResult<(u32, u32)> {
-        self.held.call(py, |held| {
-            held.check_index(index)?;
-            held.check_unpublished(index)?;
-            held.table.copy_on_write(index).map(|copy| (copy.source.get(), copy.target.get()))
-        })
+        self.held.call(py, |held| held.copy_on_write(index, |table| table.copy_on_write(index)))
     }
 
     /// Panics inside the lock, so that a test can see what comes after.
@@ -103,6 +102,32 @@ impl BlockTable {
 }
 
 impl Held {
+    fn fork(&self) -> Self {
+        Self { table: self.table.fork(), ..*self }
+    }
+
+    /// Takes blocks. A table of none begins anew with them, whatever it has held before.
+    fn extend(
+        &mut self,
+        take: impl FnOnce(&mut CoreTable) -> pykv_core::Result<()>,
+    ) -> pykv_core::Result<()> {
+        if self.table.is_empty() {
+            (self.cursor, self.num_resets) = (None, self.table.pool().num_resets());
+        }
+        take(&mut self.table)
+    }
+
+    /// Replaces a block, if that may be.
+    fn copy_on_write(
+        &mut self,
+        index: usize,
+        replace: impl FnOnce(&mut CoreTable) -> pykv_core::Result<BlockCopy>,
+    ) -> pykv_core::Result<(u32, u32)> {
+        self.check_index(index)?;
+        self.check_unpublished(index)?;
+        replace(&mut self.table).map(|copy| (copy.source.get(), copy.target.get()))
+    }
+
     fn check_index(&self, index: usize) -> pykv_core::Result<()> {
         if index < self.table.len() {
             return Ok(());
@@ -196,7 +221,14 @@ impl PrefixCache {
     }
 
     fn extend(&self, py: Python<'_>, table: &BlockTable, count: usize) -> PyResult<()> {
-        self.cached.call_with(py, &table.held, |cached, held| cached.core.extend(&mut held.table, count))
+        self.cached
+            .call_with(py, &table.held, |cached, held| held.extend(|table| cached.core.extend(table, count)))
+    }
+
+    fn copy_on_write(&self, py: Python<'_>, table: &BlockTable, index: usize) -> PyResult<(u32, u32)> {
+        self.cached.call_with(py, &table.held, |cached, held| {
+            held.copy_on_write(index, |table| cached.core.copy_on_write(table, index))
+        })
     }
 
     fn publish(
@@ -244,7 +276,7 @@ impl Cached {
             return Err(Error::request("num_tokens", num_tokens, allowed));
         }
         let scope = self.core.enter_scope(scope);
-        let cursor = held.cursor.get_or_insert_with(|| self.core.root());
+        let cursor = held.cursor.get_or_insert_with(|| self.core.root_after(held.num_resets));
         let folded =
             self.core.publish(std::slice::from_mut(&mut held.table), cursor, scope, &self.tokens, num_tokens);
         self.core.leave_scope(scope);

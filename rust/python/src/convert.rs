@@ -1,6 +1,7 @@
 //! Buffers of Python as cells of Rust, and their values checked one by one.
 
 use std::cell::Cell;
+use std::ffi::CStr;
 
 use pykv_core::Error;
 use pyo3::buffer::{Element, PyBuffer, ReadOnlyCell};
@@ -27,14 +28,28 @@ impl Dtype for u8 {
 
 /// The memory of an array that a step is given.
 pub(crate) fn buffer<T: Dtype>(object: &Bound<'_, PyAny>, array: &str) -> PyResult<PyBuffer<T>> {
-    let buffer = PyBuffer::get(object).map_err(|error| {
+    let refused = |why: &str| {
         let given =
             object.getattr("dtype").map_or_else(|_| object.get_type().to_string(), |dtype| dtype.to_string());
-        StepError::new_err(format!("{array} is {given}: needed is an array of {} ({error})", T::NAME))
-    })?;
+        StepError::new_err(format!("{array} is {given}: needed is an array of {} ({why})", T::NAME))
+    };
+    let buffer: PyBuffer<T> = PyBuffer::get(object).map_err(|error| refused(&error.to_string()))?;
+    if !is_native(buffer.format()) {
+        return Err(refused("its bytes are in another order than this machine's"));
+    }
     match buffer.dimensions() {
         1 => Ok(buffer),
         dimensions => Err(StepError::new_err(format!("{array} has {dimensions} dimensions: needed is one"))),
+    }
+}
+
+/// Whether a buffer's numbers have the byte order of this machine.
+fn is_native(format: &CStr) -> bool {
+    let is_little = cfg!(target_endian = "little");
+    match format.to_bytes() {
+        [b'>' | b'!', ..] => !is_little,
+        [b'<', ..] => is_little,
+        _ => true,
     }
 }
 

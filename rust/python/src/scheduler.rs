@@ -7,7 +7,7 @@ use pykv_core::prefix::eviction::eviction_policy;
 use pykv_core::prefix::{Events, Media, PinId, PinQuota, Retention};
 use pykv_core::recording::{self, Ending, RecordedScheduler};
 use pykv_core::scheduler::{AdmissionPolicy, FinishReason, Outcome, Proposal, Sampled, Submission};
-use pykv_core::{BlockSize, Error, LayerGroup, RequestId, SchedulerConfig, TokenId};
+use pykv_core::{BlockSize, Error, LayerGroup, MAX_TOKEN_ID, RequestId, SchedulerConfig, TokenId};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use pyo3::buffer::{PyBuffer, ReadOnlyCell};
@@ -423,8 +423,9 @@ fn convert_tokens(
     tokens: &[ReadOnlyCell<i64>],
     array: &'static str,
 ) -> pykv_core::Result<()> {
-    let is_none = |index, value| wrong(array, index, value, "a token id from 0 to 4294967295");
-    convert(target, tokens, |value| TokenId::try_from(value).ok(), is_none)
+    let is_none = |index, value| wrong(array, index, value, "a token id from 0 to 2147483647");
+    let token_id = |value| TokenId::try_from(value).ok().filter(|&token| token <= MAX_TOKEN_ID);
+    convert(target, tokens, token_id, is_none)
 }
 
 fn convert_places(
@@ -483,6 +484,7 @@ fn content_keys<'py>(
         media.iter().map(|(offset, hash)| Media { offset: *offset, hash: hash.as_ref() }).collect();
     let mut converted = Vec::new();
     convert_token_ids(&mut converted, read(py, &tokens, "tokens")?).map_err(|error| exception(&error))?;
+    Media::check(&media, converted.len()).map_err(|error| exception(&error))?;
     let mut keys = vec![content_key::root_key(size, scope)];
     keys.extend(content_key::content_keys(size, scope, &converted, &media));
     Ok(PyBytes::new(py, keys.as_flattened()))

@@ -175,6 +175,7 @@ pub struct PrefixCache {
     /// How many of them every group can serve.
     hits: usize,
     returned: Vec<BlockId>,
+    /// The pool's resets.
     generation: u64,
     evictions: u64,
 }
@@ -257,7 +258,7 @@ impl PrefixCache {
             path: Vec::new(),
             hits: 0,
             returned: Vec::with_capacity(num_blocks),
-            generation: 0,
+            generation: pool.num_resets(),
             evictions: 0,
             pool,
         }
@@ -380,9 +381,14 @@ impl PrefixCache {
         table.copy_on_write(index)
     }
 
-    /// Where a sequence without published blocks stands.
+    /// Where a sequence without published blocks stands that holds nothing computed before the last reset.
     pub fn root(&self) -> Cursor {
-        Cursor { published: 0, parent: NodeId::ROOT, generation: self.generation, has_ended: false }
+        self.root_after(self.generation)
+    }
+
+    /// The same of a sequence that took its first block after so many resets: it publishes nothing if there was one since.
+    pub fn root_after(&self, num_resets: u64) -> Cursor {
+        Cursor { published: 0, parent: NodeId::ROOT, generation: num_resets, has_ended: false }
     }
 
     /// Where a sequence is of which nothing is published any more.
@@ -397,10 +403,10 @@ impl PrefixCache {
         if is_needed { cursor.published.saturating_sub(1) } else { usize::MAX }
     }
 
-    /// Notes that a sequence goes on behind what it found: where no group keeps all positions, the blocks between are
-    /// gone, and it publishes nothing more.
-    pub fn come_back(&self, cursor: &mut Cursor) {
-        if !self.keeps_all {
+    /// Notes that a sequence goes on behind what it found, with what it held where it had left off. It publishes nothing
+    /// more if that was computed before a reset; nor where no group keeps all positions: the blocks between are gone.
+    pub fn come_back(&self, cursor: &mut Cursor, left_off: Cursor) {
+        if !self.keeps_all || !self.goes_on(left_off) {
             cursor.has_ended = true;
         }
     }
@@ -427,7 +433,8 @@ impl PrefixCache {
                 leaves.push(parent);
             }
         }
-        self.generation += 1;
+        self.pool.note_reset();
+        self.generation = self.pool.num_resets();
         self.evicted_keys.clear();
         self.log_clearing(false);
     }

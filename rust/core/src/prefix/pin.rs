@@ -77,10 +77,12 @@ impl Pins {
     fn check_quota(&self, tenant: &[u8], asked: usize) -> Result<()> {
         let PinQuota { blocks, blocks_per_tenant } = self.quota;
         let own = self.by_tenant.get(tenant).copied().unwrap_or(0);
-        for (whose, held, limit) in [("", self.num_blocks, blocks), ("the tenant's ", own, blocks_per_tenant)]
-        {
+        for (whose, option, held, limit) in [
+            ("", "max_pinned_blocks", self.num_blocks, blocks),
+            ("the tenant's ", "max_pinned_blocks_per_tenant", own, blocks_per_tenant),
+        ] {
             if held + asked > limit {
-                return Err(Error::PinQuota { whose, held, asked, limit });
+                return Err(Error::PinQuota { whose, option, held, asked, limit });
             }
         }
         Ok(())

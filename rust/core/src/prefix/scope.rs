@@ -10,6 +10,7 @@
 use hashbrown::HashMap;
 use xxhash_rust::xxh3::xxh3_64;
 
+use crate::error::{Error, Result};
 use crate::units::BlockSize;
 
 /// A scope that is in use, by number.
@@ -44,6 +45,31 @@ pub struct Media<'a> {
     pub offset: usize,
     /// What it is, by a hash that two different ones never share.
     pub hash: &'a [u8],
+}
+
+/// The most bytes of a medium's hash.
+const MAX_HASH_BYTES: usize = 64;
+
+impl Media<'_> {
+    /// Checks the media of a prompt of so many tokens.
+    ///
+    /// # Errors
+    /// [`Error::InvalidRequest`] with the first that is not allowed.
+    pub fn check(media: &[Media<'_>], prompt: usize) -> Result<()> {
+        for (index, medium) in media.iter().enumerate() {
+            let least = index.checked_sub(1).map_or(0, |before| media[before].offset + 1);
+            if !(least..prompt).contains(&medium.offset) {
+                let value = format!("offset {} at place {index}", medium.offset);
+                let allowed = format!("rising offsets below the prompt's {prompt} tokens");
+                return Err(Error::request("media", value, allowed));
+            }
+            if !(1..=MAX_HASH_BYTES).contains(&medium.hash.len()) {
+                let value = format!("a hash of {} bytes at place {index}", medium.hash.len());
+                return Err(Error::request("media", value, format!("hashes of 1 to {MAX_HASH_BYTES} bytes")));
+            }
+        }
+        Ok(())
+    }
 }
 
 #[derive(Debug)]

@@ -5,6 +5,7 @@ use smallvec::SmallVec;
 
 use super::AdmissionPolicy;
 use super::ranks::Relief;
+use super::request::Found;
 use super::sequence::SeqIndex;
 use super::step::{Placed, Step};
 use super::{Scheduler, sequence::Sequence};
@@ -132,7 +133,7 @@ impl Scheduler {
 
     fn start(&mut self, step: &mut Step, index: SeqIndex) -> Result<()> {
         self.dequeue(self.sequences[index].key);
-        let key = self.count_start(index);
+        let key = self.charge_start(index);
         let epoch = self.new_epoch();
         let (mut tables, mut cursor) = self.cache.share_found();
         let misses = self.misses(step, index, cursor.published);
@@ -149,11 +150,11 @@ impl Scheduler {
         }
         let copied = if swapped > shared { 0 } else { self.copy_partial_hit(step, index, &tables, cursor) };
         let cached = shared + copied;
-        if swapped > cached {
-            self.cache.come_back(&mut cursor);
-        }
         let sequence = &mut self.sequences[index];
         sequence.passed = 0;
+        if let Some(swapped) = sequence.swapped.as_ref().filter(|swapped| swapped.num_tokens > cached) {
+            self.cache.come_back(&mut cursor, swapped.cursor);
+        }
         (sequence.tables, sequence.cursor, sequence.epoch) = (tables, cursor, epoch);
         (sequence.num_computed, sequence.num_planned) = (cached, cached);
         sequence.shared_blocks = sequence.cursor.published;
@@ -166,40 +167,47 @@ impl Scheduler {
             sequence.rows.push(row);
             step.placed.push(Placed { request: key.request, child: key.child + child as u32, row });
         }
-        self.sequences[index].starts_cold = false;
-        self.forget_deadline(key.request);
-        self.count_hits(index, cached, copied);
-        self.count_misses(key.request, &misses);
+        sequence.starts_cold = false;
+        if !sequence.has_computed {
+            let queried = if sequence.reuse_cached { sequence.tokens.len() } else { 0 };
+            self.begin_request(key.request, Found { queried, cached, copied, misses });
+        }
         self.end_stall(index);
         self.run(index);
         Ok(())
     }
 
-    /// Counts what a request found when it started first; finding its own blocks again is no hit.
-    fn count_hits(&mut self, index: SeqIndex, cached: usize, copied: usize) {
+    /// Counts what a request found when it started first; finding its own blocks again is no hit. A start that a failed step
+    /// took back was none.
+    pub(super) fn count_start(&mut self, index: SeqIndex) {
         let sequence = &mut self.sequences[index];
         if std::mem::replace(&mut sequence.started_before, true) {
             return;
         }
-        if sequence.reuse_cached {
-            self.totals.queried_tokens += sequence.tokens.len() as u64;
-        }
         let request = sequence.key.request;
-        self.settle_hit(request, cached);
+        let Some(entry) = self.requests.get_mut(&request) else { return };
+        let (summary, Found { queried, cached, copied, misses }) = (&mut entry.summary, entry.found);
+        (summary.cached_tokens, summary.partial_hit_tokens, summary.misses) = (cached, copied, misses);
+        self.totals.queried_tokens += queried as u64;
         self.totals.hit_tokens += cached as u64;
         self.totals.partial_hit_tokens += copied as u64;
-        if let Some(request) = self.requests.get_mut(&request) {
-            request.summary.cached_tokens = cached;
-            request.summary.partial_hit_tokens = copied;
+        self.totals.misses.add(&misses);
+        self.settle_hit(request, cached);
+    }
+
+    /// A request that starts keeps its deadline, unless a failed step takes the start back.
+    fn begin_request(&mut self, request: RequestId, found: Found) {
+        let Some(entry) = self.requests.get_mut(&request) else { return };
+        entry.found = found;
+        if let Some(deadline) = entry.deadline {
+            self.deadlines.remove(&(deadline, request));
         }
     }
 
-    /// A request that has started has kept its deadline.
-    fn forget_deadline(&mut self, request: RequestId) {
-        if let Some(entry) = self.requests.get_mut(&request)
-            && let Some(deadline) = entry.deadline.take()
-        {
-            self.deadlines.remove(&(deadline, request));
+    /// A request waits again of which nothing was computed.
+    pub(super) fn resume_deadline(&mut self, request: RequestId) {
+        if let Some(deadline) = self.requests.get(&request).and_then(|entry| entry.deadline) {
+            self.deadlines.insert((deadline, request));
         }
     }
 

@@ -273,6 +273,10 @@ impl Scheduler {
             }
         }
         self.states_computed(index);
+        if !self.sequences[index].has_computed {
+            self.sequences[index].has_computed = true;
+            self.count_start(index);
+        }
         if again > 0 {
             self.totals.recomputed_tokens += again as u64;
             self.request_of(index).recomputed_tokens += again;
@@ -326,6 +330,7 @@ impl Scheduler {
             reuse_cached: leader.reuse_cached,
             starts_cold: false,
             started_before: true,
+            has_computed: true,
             passed: 0,
             counted_output: leader.counted_output,
             swapped: None,

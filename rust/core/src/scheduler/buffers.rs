@@ -5,6 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::config::SchedulerConfig;
+use super::flight::Watch;
 use super::pages::{OwnedPageLists, PageLists, PageSync};
 use super::step::Plan;
 use crate::error::{Error, Result};
@@ -201,7 +202,7 @@ pub struct TableSync {
     rows: Vec<Synced>,
     pub(super) pages: PageSync,
     /// Whose tables stand there, and the last plan that was written.
-    owner: Option<(Identity, u64)>,
+    owner: Option<(Identity, Watch)>,
 }
 
 /// One scheduler, and no other one.
@@ -216,15 +217,19 @@ struct Synced {
 }
 
 impl TableSync {
-    /// The last plan of a scheduler that was written there.
-    pub(super) fn plan_of(&self, owner: &Identity) -> Option<u64> {
-        let own = self.owner.as_ref().filter(|(other, _)| Arc::ptr_eq(&other.0, &owner.0));
-        own.map(|(_, plan)| *plan)
+    /// The plan that stands there and is in flight, whichever scheduler's it is.
+    pub(super) fn plan_in_flight(&self) -> Option<u64> {
+        self.owner.as_ref().and_then(|(_, plan)| plan.plan_in_flight())
+    }
+
+    /// Whether a scheduler was the last to write there.
+    pub(super) fn is_of(&self, owner: &Identity) -> bool {
+        self.owner.as_ref().is_some_and(|(other, _)| Arc::ptr_eq(&other.0, &owner.0))
     }
 
     /// Forgets what stands there if it was not written by this scheduler, whose tables have so many rows. Notes the plan
     /// that is written now.
-    pub(super) fn claim(&mut self, owner: &Identity, num_rows: usize, plan: u64) {
+    pub(super) fn claim(&mut self, owner: &Identity, num_rows: usize, plan: Watch) {
         if let Some((other, last)) = &mut self.owner
             && Arc::ptr_eq(&other.0, &owner.0)
         {

@@ -62,7 +62,7 @@ impl Scheduler {
     }
 
     /// Counts the tokens of a request that starts for the first time, and gives it its rank among those that run.
-    pub(super) fn count_start(&mut self, index: SeqIndex) -> SeqKey {
+    pub(super) fn charge_start(&mut self, index: SeqIndex) -> SeqKey {
         let key = self.sequences[index].key;
         let Some(tenant) = tenant_of(key.rank) else { return key };
         let expected = self.expected_output(&self.sequences[index], tenant);

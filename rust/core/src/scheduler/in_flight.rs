@@ -56,15 +56,16 @@ impl InFlight {
     }
 
     pub(super) fn push(&mut self, step: Step) {
+        step.flight.begin(step.id);
         self.steps.push_back(step);
     }
 
     pub(super) fn take_oldest(&mut self) -> Option<Step> {
-        self.steps.pop_front()
+        self.steps.pop_front().inspect(|step| step.flight.end())
     }
 
     pub(super) fn take_newest(&mut self) -> Option<Step> {
-        self.steps.pop_back()
+        self.steps.pop_back().inspect(|step| step.flight.end())
     }
 
     /// An empty step.

@@ -16,6 +16,7 @@ mod check;
 mod config;
 mod failure;
 mod fair;
+mod flight;
 mod folding;
 mod in_flight;
 mod pages;
@@ -231,7 +232,8 @@ impl Scheduler {
         std::mem::take(&mut self.ended)
     }
 
-    /// Makes nothing of what was computed so far findable any more; what runs goes on.
+    /// Makes nothing of what was computed so far findable any more, nor what depends on it: what runs or is swapped out goes
+    /// on and publishes nothing more.
     pub fn reset_prefix_cache(&mut self) {
         self.cache.reset();
         self.queue_changed = true;
@@ -270,10 +272,16 @@ impl Scheduler {
             return Err(Error::request("deadline", seconds, "a finite number of seconds, at least 0"));
         }
         submission.retention.validate()?;
-        check_media(submission.media, prompt)?;
+        Media::check(submission.media, prompt)?;
         let config = &self.config;
-        room("sequences", self.num_queued, submission.num_samples, config.max_queued_requests)?;
-        room("tokens", self.num_queued_tokens, prompt, config.max_queued_tokens)
+        room(
+            "sequences",
+            "max_queued_requests",
+            self.num_queued,
+            submission.num_samples,
+            config.max_queued_requests,
+        )?;
+        room("tokens", "max_queued_tokens", self.num_queued_tokens, prompt, config.max_queued_tokens)
     }
 
     /// A request's rank under the configured order. Under fair shares it gets another one when it starts.
@@ -317,6 +325,7 @@ impl Scheduler {
             reuse_cached: submission.reuse_cached && self.config.enable_prefix_caching,
             starts_cold: false,
             started_before: false,
+            has_computed: false,
             passed: 0,
             counted_output: 0,
             swapped: None,
@@ -367,6 +376,7 @@ impl Scheduler {
     /// Ends one sequence. The caller takes it out of `running`.
     fn end_sequence(&mut self, index: SeqIndex) {
         self.stop_running(index);
+        self.end_stall(index);
         let key = self.sequences[index].key;
         self.leave_home(key);
         self.dequeue(key);
@@ -450,31 +460,9 @@ impl Scheduler {
     }
 }
 
-/// The most bytes of a medium's hash.
-const MAX_HASH_BYTES: usize = 64;
-
-fn check_media(media: &[Media<'_>], prompt: usize) -> Result<()> {
-    for (index, medium) in media.iter().enumerate() {
-        let least = index.checked_sub(1).map_or(0, |before| media[before].offset + 1);
-        if !(least..prompt).contains(&medium.offset) {
-            let value = format!("offset {} at place {index}", medium.offset);
-            return Err(Error::request(
-                "media",
-                value,
-                format!("rising offsets below the prompt's {prompt} tokens"),
-            ));
-        }
-        if !(1..=MAX_HASH_BYTES).contains(&medium.hash.len()) {
-            let value = format!("a hash of {} bytes at place {index}", medium.hash.len());
-            return Err(Error::request("media", value, format!("hashes of 1 to {MAX_HASH_BYTES} bytes")));
-        }
-    }
-    Ok(())
-}
-
-fn room(unit: &'static str, queued: usize, asked: usize, limit: usize) -> Result<()> {
+fn room(unit: &'static str, option: &'static str, queued: usize, asked: usize, limit: usize) -> Result<()> {
     if queued.saturating_add(asked) > limit {
-        return Err(Error::QueueFull { unit, queued, asked, limit });
+        return Err(Error::QueueFull { unit, option, queued, asked, limit });
     }
     Ok(())
 }

@@ -52,15 +52,16 @@ impl Scheduler {
     /// was changed.
     pub fn plan(&mut self, arrays: &StepArrays<'_>, sync: &mut TableSync, now: f64) -> Result<Option<Plan>> {
         arrays.check(&self.config)?;
-        let held = sync.plan_of(&self.identity).filter(|&plan| self.in_flight.contains(plan));
-        if let Some(plan) = held
-            && self.in_flight.len() < self.config.max_steps_in_flight
-        {
-            return Err(Error::ArraysInFlight { plan });
+        if let Some(plan) = sync.plan_in_flight() {
+            let is_own = sync.is_of(&self.identity);
+            if !is_own || self.in_flight.len() < self.config.max_steps_in_flight {
+                let whose = if is_own { "" } else { " of another scheduler" };
+                return Err(Error::ArraysInFlight { plan, whose });
+            }
         }
         self.plan_into(now, |scheduler, step| {
             let num_tables = scheduler.config.groups.len() * scheduler.config.max_num_seqs;
-            sync.claim(&scheduler.identity, num_tables, step.id);
+            sync.claim(&scheduler.identity, num_tables, step.flight.watch(step.id));
             scheduler.write(step, arrays, sync);
         })
     }

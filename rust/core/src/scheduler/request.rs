@@ -55,7 +55,7 @@ pub struct RequestSummary {
     /// Tokens of the prompt.
     pub prompt_tokens: usize,
     /// Tokens of the prompt that were found in the cache when it started first. What it finds when it comes back from a
-    /// preemption changes nothing.
+    /// preemption changes nothing; a start that a failed step took back is none.
     pub cached_tokens: usize,
     /// Those of them that were copied from the beginning of a block.
     pub partial_hit_tokens: usize,
@@ -63,14 +63,14 @@ pub struct RequestSummary {
     pub misses: MissCounts,
     /// Tokens that were sampled, over all samples.
     pub output_tokens: usize,
-    /// How often one of its sequences was preempted.
+    /// How often one of its sequences was preempted: not because a step failed.
     pub preemptions: usize,
     /// Tokens that were computed after a preemption though the sequence had held their K and V before: computed by it, or
     /// found when it started.
     pub recomputed_tokens: usize,
     /// Blocks that were copied to the host at preemptions.
     pub swapped_blocks: usize,
-    /// Seconds that its sequences waited to go on after preemptions, added up.
+    /// Seconds that its sequences waited to go on after preemptions and failed steps, or until they ended, added up.
     pub stalled_seconds: f64,
     /// Whether its deadline passed while it waited.
     pub expired: bool,
@@ -91,6 +91,18 @@ impl Deadline {
     }
 }
 
+/// What a request found when it started first.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Found {
+    /// Tokens that were looked for.
+    pub(super) queried: usize,
+    /// Tokens of them that need not be computed.
+    pub(super) cached: usize,
+    /// Those of them that were copied from the beginning of a block.
+    pub(super) copied: usize,
+    pub(super) misses: MissCounts,
+}
+
 /// A request that lives.
 #[derive(Debug)]
 pub(super) struct Request {
@@ -101,6 +113,8 @@ pub(super) struct Request {
     /// Who pays for it, under fair shares.
     pub(super) tenant: Option<u32>,
     pub(super) deadline: Option<Deadline>,
+    /// Kept until that start counts.
+    pub(super) found: Found,
     /// Samples that have not ended yet, those included that are not forked off yet.
     pub(super) num_live: usize,
 }
@@ -136,6 +150,7 @@ impl Request {
             rank,
             tenant: tenant_of(rank),
             deadline,
+            found: Found::default(),
             num_live: submission.num_samples,
         }
     }

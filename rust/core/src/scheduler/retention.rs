@@ -5,7 +5,7 @@ use super::sequence::{SeqIndex, Sequence};
 use super::step::Step;
 use crate::error::Result;
 use crate::prefix::{Events, MissCounts, PinId, Pinned};
-use crate::units::{RequestId, TokenId};
+use crate::units::TokenId;
 
 impl Scheduler {
     /// How many of the first `tokens` a request would find cached in a scope now. Changes nothing.
@@ -89,13 +89,6 @@ impl Scheduler {
         let bound = self.cache.common_bindings(first.scope, second.scope, longest) * self.block_size.tokens();
         let same = first.tokens.iter().zip(&second.tokens).take_while(|(first, second)| first == second);
         self.block_size.full_blocks(same.take(bound).count())
-    }
-
-    pub(super) fn count_misses(&mut self, request: RequestId, misses: &MissCounts) {
-        self.totals.misses.add(misses);
-        if let Some(entry) = self.requests.get_mut(&request) {
-            entry.summary.misses.add(misses);
-        }
     }
 
     /// Notes for whom a sequence has used its blocks, before it gives them back.

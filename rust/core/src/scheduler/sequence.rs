@@ -33,6 +33,8 @@ pub(super) struct Swapped {
     pub(super) tables: Tables,
     /// Tokens whose K and V they hold.
     pub(super) num_tokens: usize,
+    /// How far they were published: whether the sequence still publishes when it comes back.
+    pub(super) cursor: Cursor,
     /// The step that copied them out.
     pub(super) step: u64,
 }
@@ -86,7 +88,9 @@ pub(super) struct Sequence {
     pub(super) reuse_cached: bool,
     /// Whether it starts without what it would find, because that does not fit.
     pub(super) starts_cold: bool,
+    /// Whether a start of it has counted: something came of it, or it was preempted.
     pub(super) started_before: bool,
+    pub(super) has_computed: bool,
     /// How often a sequence that came later started before it.
     pub(super) passed: usize,
     /// Output tokens that were counted for each of its samples when it started, under fair shares.

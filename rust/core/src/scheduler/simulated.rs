@@ -101,6 +101,7 @@ mod tests {
             crate::scheduler::Sampled { tokens: &[3], outcomes: &outcomes, failed_rows: &[], accepted: None };
         scheduler.apply(0, sampled, |_, _| {}).unwrap();
         scheduler.plan_unwritten(0.0).unwrap();
+        scheduler.apply(1, sampled, |_, _| {}).unwrap();
         assert_eq!(scheduler.stats().hit_tokens, 4);
         scheduler.check().unwrap();
     }

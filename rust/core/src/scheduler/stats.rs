@@ -35,7 +35,7 @@ pub struct Peak {
     pub unshared_blocks: usize,
     /// Tokens of the same sequences, a shared one counted for each.
     pub unshared_tokens: usize,
-    /// Running sequences.
+    /// Running sequences, the samples that are not forked off yet included.
     pub running: usize,
 }
 
@@ -46,7 +46,7 @@ pub struct SchedulerStats {
     pub blocks: BlockCounts,
     /// Sequences that wait, the samples that are not forked off yet included.
     pub num_waiting: usize,
-    /// Sequences that run.
+    /// Sequences that run, the samples that are not forked off yet included.
     pub num_running: usize,
     /// Sequences that are paused, the samples that are not forked off yet included.
     pub num_paused: usize,
@@ -70,7 +70,7 @@ pub struct SchedulerStats {
     pub host_blocks_total: usize,
     /// Those of them that are free.
     pub host_blocks_free: usize,
-    /// Prompt tokens that were looked up when their requests started.
+    /// Prompt tokens that were looked up when their requests started, once a step of the start was applied.
     pub queried_tokens: u64,
     /// Those of them that were found.
     pub hit_tokens: u64,
@@ -105,7 +105,7 @@ impl Scheduler {
         SchedulerStats {
             blocks,
             num_waiting: self.num_queued,
-            num_running: self.running.len(),
+            num_running: self.num_running(),
             num_paused: self.paused.num_samples(),
             num_requests: self.requests.len(),
             num_scopes: self.cache.num_scopes(),
@@ -133,6 +133,12 @@ impl Scheduler {
         }
     }
 
+    /// Each sample that runs has a row, forked off or not.
+    fn num_running(&self) -> usize {
+        let paused: usize = self.paused.iter().map(|index| self.sequences[index].rows.len()).sum();
+        self.config.max_num_seqs - self.free_rows.len() - paused
+    }
+
     /// Looks whether more blocks are active than ever before.
     pub(super) fn record_peak(&mut self) {
         let active_blocks = self.cache.counts().active;
@@ -149,7 +155,7 @@ impl Scheduler {
             held_tokens: active_blocks * self.block_size.tokens() - empty,
             unshared_blocks,
             unshared_tokens,
-            running: self.running.len(),
+            running: self.num_running(),
         };
     }
 

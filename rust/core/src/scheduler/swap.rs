@@ -21,26 +21,34 @@ impl Scheduler {
     /// be made. The caller takes it out of `running`.
     pub(super) fn preempt(&mut self, step: &mut Step, index: SeqIndex) {
         let swapped = self.swap_out(step, index);
+        self.count_start(index);
         self.preempt_without_copy(index);
         self.sequences[index].swapped = swapped;
+        self.totals.preemptions += 1;
+        self.request_of(index).preemptions += 1;
     }
 
-    /// Takes a sequence off the device whose blocks cannot be copied: what it computed is lost. The caller takes it out
-    /// of `running`.
+    /// Takes a sequence off the device whose blocks cannot be copied: what it computed is lost. A failed step does that
+    /// too, which is no preemption. The caller takes it out of `running`.
     pub(super) fn preempt_without_copy(&mut self, index: SeqIndex) {
         self.note_held(index);
         self.stop_running(index);
-        self.sequences[index].stalled_since = Some(self.now);
-        self.totals.preemptions += 1;
-        self.request_of(index).preemptions += 1;
+        let sequence = &mut self.sequences[index];
+        sequence.stalled_since = sequence.started_before.then_some(self.now);
+        if !sequence.has_computed {
+            let request = sequence.key.request;
+            self.resume_deadline(request);
+        }
         self.enqueue(index);
     }
 
     /// What a sequence found and held counts as computed again when it has to be, though another one computed it first. What
-    /// it was to share with a step that failed, or that is not over, it never held.
+    /// it was to share with a step that failed, or that is not over, it never held; nor what a start found that a failed step
+    /// took back.
     fn note_held(&mut self, index: SeqIndex) {
         let is_held = !self.sequences[index].is_void && !self.rests_on_step(index);
         let sequence = &mut self.sequences[index];
+        let is_held = is_held && sequence.started_before;
         if is_held {
             sequence.high_water = sequence.high_water.max(sequence.num_computed);
         }
@@ -49,7 +57,7 @@ impl Scheduler {
     fn swap_out(&mut self, step: &mut Step, index: SeqIndex) -> Option<Swapped> {
         let host = self.host.as_ref()?;
         let sequence = &self.sequences[index];
-        let num_tokens = sequence.num_computed;
+        let (num_tokens, cursor) = (sequence.num_computed, sequence.cursor);
         // Lookahead aside, a table's last blocks may hold nothing yet.
         let filled = self.block_size.blocks_for(num_tokens);
         let num_blocks = sequence.tables.iter().map(|table| filled - table.num_dropped().min(filled)).sum();
@@ -69,7 +77,7 @@ impl Scheduler {
         }
         self.totals.swapped_out_blocks += num_blocks as u64;
         self.request_of(index).swapped_blocks += num_blocks;
-        Some(Swapped { tables, num_tokens, step: step.id })
+        Some(Swapped { tables, num_tokens, cursor, step: step.id })
     }
 
     /// Has a starting sequence's blocks filled from the host's copy, those that it did not find in the cache.

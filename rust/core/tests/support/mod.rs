@@ -7,9 +7,12 @@
 //! Steps run in the order in which they were planned, each when it is about to be applied: with two in flight, everything
 //! that a plan and an `apply` do to the memory comes before the device gets to it, as it may on a real one.
 
+mod ages;
+
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
 
+use ages::{Age, Ages};
 use pykv_core::scheduler::{
     FinishReason, Outcome, OwnedArrays, Plan, Proposal, RequestSummary, Sampled, Submission, TableSync,
 };
@@ -105,6 +108,7 @@ const GARBAGE: TokenId = VOCABULARY as TokenId + 13;
 pub(crate) struct Queued {
     pub(crate) plan: Plan,
     pub(crate) side: usize,
+    age: Age,
     /// Blocks that were free when it was planned.
     emptied: Vec<BlockId>,
     /// What it sampled, once it ran.
@@ -133,6 +137,7 @@ pub(crate) struct Engine {
     host_slots: Vec<Option<u64>>,
     /// Slot by slot; none holds anything that may be read.
     states: Vec<Option<State>>,
+    pub(crate) ages: Ages,
     placed: HashMap<i32, (u64, u32)>,
     config: SchedulerConfig,
     block_size: usize,
@@ -159,6 +164,11 @@ impl Engine {
             slots: vec![None; config.num_blocks * config.block_size],
             host_slots: vec![None; config.num_host_blocks * config.block_size],
             states: initial_states(config.num_state_slots),
+            ages: Ages::new(
+                config.num_blocks * config.block_size,
+                config.num_host_blocks * config.block_size,
+                config.num_state_slots,
+            ),
             placed: HashMap::new(),
             block_size: config.block_size,
             columns: config.max_blocks_per_seq(),
@@ -304,7 +314,7 @@ impl Engine {
         }
         plan.inspect(|plan| self.check_page_lists(arrays, plan))?;
         self.num_plans += 1;
-        self.queue.extend(plan.map(|plan| Queued { plan, side, emptied, samples: None }));
+        self.queue.extend(plan.map(|plan| Queued { plan, side, age: self.ages.now, emptied, samples: None }));
         plan
     }
 
@@ -356,6 +366,7 @@ impl Engine {
             let start = block.index() * self.block_size;
             self.slots[start..start + self.block_size].fill(None);
         }
+        self.age(place);
         self.copy(plan);
         self.write(plan);
         failed_rows.iter().for_each(|&row| self.spoil(place, row));

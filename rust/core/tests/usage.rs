@@ -1,0 +1,150 @@
+//! What the summary of a request says it found, waited for and was done to, where steps fail and others come first.
+#![cfg(not(loom))]
+
+mod support;
+
+use pykv_core::policy::order::QueueOrder;
+use pykv_core::scheduler::{AdmissionPolicy, Outcome, RequestSummary, Submission};
+use pykv_core::{RequestId, SchedulerConfig, TokenId};
+use support::Engine;
+
+fn config() -> SchedulerConfig {
+    SchedulerConfig {
+        num_blocks: 32,
+        block_size: 4,
+        max_num_seqs: 4,
+        max_num_batched_tokens: 64,
+        max_model_len: 64,
+        admission: AdmissionPolicy::Watermark,
+        watermark: 0.0,
+        ..SchedulerConfig::default()
+    }
+}
+
+const PROMPT: [TokenId; 9] = [1; 9];
+
+fn summary(engine: &Engine, request: RequestId) -> &RequestSummary {
+    engine.ended.iter().find(|ended| ended.request == request).unwrap()
+}
+
+fn submit_until(engine: &mut Engine, deadline: f64) -> RequestId {
+    let submission = Submission { max_tokens: Some(1), deadline: Some(deadline), ..Submission::new(&PROMPT) };
+    let request = engine.scheduler.submit(submission).unwrap();
+    engine.prompts.insert(request.get(), PROMPT.to_vec());
+    request
+}
+
+#[test]
+fn the_twin_of_a_row_that_failed_has_found_nothing() {
+    for fails in [[0].as_slice(), &[0, 1]] {
+        let mut engine = Engine::new(config());
+        engine.submit(&PROMPT, 4, 1);
+        let twin = engine.submit(&PROMPT, 1, 1);
+        let plan = engine.plan().unwrap();
+        let tokens = engine.compute_failing(plan, fails);
+        engine.apply(plan, &tokens, &[Outcome::Ok; 2], fails);
+        engine.run();
+        let found = summary(&engine, twin);
+        assert_eq!((found.cached_tokens, found.preemptions, found.recomputed_tokens), (0, 0, 0));
+        assert_eq!(found.failed, fails.len() == 2);
+        let computed = if found.failed { 0 } else { 9 };
+        assert_eq!(found.misses.never_seen, computed / 4, "what it computed itself, as it found it then");
+        let stats = engine.scheduler.stats();
+        assert_eq!((stats.hit_tokens, stats.queried_tokens, stats.preemptions), (0, computed as u64, 0));
+    }
+}
+
+#[test]
+fn a_discarded_start_is_none() {
+    let mut engine = Engine::new(SchedulerConfig { num_state_slots: 6, checkpoint_every: 1, ..config() });
+    engine.submit(&PROMPT, 1, 1);
+    engine.run();
+    let request = engine.submit(&PROMPT, 1, 1);
+    for _ in 0..3 {
+        let plan = engine.plan().unwrap();
+        engine.spoil_states(plan, 0..plan.num_batch_rows);
+        engine.scheduler.discard(plan.id).unwrap();
+    }
+    engine.run();
+    let found = summary(&engine, request);
+    assert_eq!((found.cached_tokens, found.preemptions, found.stalled_seconds), (8, 0, 0.0));
+    assert_eq!(engine.scheduler.stats().hit_tokens, 8);
+}
+
+#[test]
+fn who_waits_still_with_nothing_computed_expires_whatever_has_failed() {
+    let mut engine = Engine::new(config());
+    let goes_on = submit_until(&mut engine, 5.0);
+    let waits = submit_until(&mut engine, 5.0);
+    let plan = engine.plan().unwrap();
+    engine.scheduler.discard(plan.id).unwrap();
+    engine.now = 6.0;
+    let plan = engine.plan().unwrap();
+    assert_eq!(plan.num_batch_rows, 1);
+    let tokens = engine.compute(plan);
+    engine.apply(plan, &tokens, &[Outcome::Ok], &[]);
+    assert!(!summary(&engine, goes_on).expired);
+    let expired = summary(&engine, waits);
+    assert!(expired.expired);
+    assert_eq!((expired.cached_tokens, expired.output_tokens), (0, 0));
+}
+
+#[test]
+fn who_started_once_keeps_no_deadline() {
+    let mut engine = Engine::new(SchedulerConfig { max_num_batched_tokens: 4, ..config() });
+    let request = submit_until(&mut engine, 5.0);
+    engine.step();
+    let plan = engine.plan().unwrap();
+    engine.scheduler.discard(plan.id).unwrap();
+    engine.now = 6.0;
+    engine.run();
+    assert!(!summary(&engine, request).expired);
+}
+
+#[test]
+fn who_waits_runs_or_is_paused_counts_each_of_its_samples() {
+    let mut engine = Engine::new(SchedulerConfig { max_num_batched_tokens: 4, ..config() });
+    let request = engine.submit(&PROMPT, 4, 3);
+    let counts = |engine: &mut Engine| {
+        let stats = engine.scheduler.stats();
+        (stats.num_waiting, stats.num_running, stats.num_paused)
+    };
+    assert_eq!(counts(&mut engine), (3, 0, 0));
+    engine.step();
+    assert_eq!(counts(&mut engine), (0, 3, 0), "none is forked off yet");
+    engine.scheduler.pause(request);
+    assert_eq!(counts(&mut engine), (0, 0, 3));
+    engine.scheduler.resume(request);
+    engine.step();
+    engine.step();
+    assert_eq!(counts(&mut engine), (0, 3, 0));
+    assert_eq!(engine.scheduler.stats().peak.running, 3);
+}
+
+#[test]
+fn the_stall_of_who_never_comes_back_counts() {
+    let options = SchedulerConfig {
+        max_num_seqs: 1,
+        queue_order: QueueOrder::Priority,
+        preempt_lower_ranks: true,
+        ..config()
+    };
+    let mut engine = Engine::new(options);
+    let submit = |engine: &mut Engine, priority| {
+        let submission = Submission { max_tokens: Some(30), priority, ..Submission::new(&PROMPT) };
+        let request = engine.scheduler.submit(submission).unwrap();
+        engine.prompts.insert(request.get(), PROMPT.to_vec());
+        request
+    };
+    let stalls = submit(&mut engine, 1);
+    engine.step();
+    engine.now = 1.0;
+    submit(&mut engine, 0);
+    engine.step();
+    engine.now = 101.0;
+    engine.step();
+    engine.scheduler.abort(stalls);
+    engine.step();
+    let stalled = summary(&engine, stalls);
+    assert_eq!((stalled.aborted, stalled.preemptions, stalled.stalled_seconds), (true, 1, 100.0));
+}
