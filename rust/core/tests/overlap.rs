@@ -311,3 +311,19 @@ fn samples_go_over_together_to_a_block_that_another_request_has_published_first(
         assert_eq!(engine.scheduler.cached_tokens(&all, b""), 24, "all that was computed and fills a block");
     }
 }
+
+#[test]
+fn samples_go_over_in_the_step_in_which_another_request_ends() {
+    for ends_after in 1..8 {
+        let mut engine = Engine::new(SchedulerConfig { max_chunk_tokens: 7, ..config(64) });
+        let tokens = prompt(0, 8);
+        engine.submit(&prompt(9, 1), ends_after, 1);
+        let first = engine.submit(&tokens, 20, 2);
+        assert!(engine.step());
+        engine.plan().unwrap();
+        engine.submit(&tokens, 1, 1);
+        engine.run();
+        assert_eq!(engine.ended.len(), 3);
+        assert_eq!(engine.outputs[&(first.get(), 1)], engine.expected(&tokens, 1, 20));
+    }
+}

@@ -15,7 +15,30 @@ use crate::policy::forecast::{Growth, peak_blocks};
 use crate::prefix::Probe;
 use crate::units::{BlockId, RequestId};
 
+/// What sequences that wait could have.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Room {
+    rows: usize,
+    blocks: usize,
+    slots: usize,
+}
+
 impl Scheduler {
+    pub(super) fn room(&mut self) -> Room {
+        Room {
+            rows: self.free_rows.len(),
+            blocks: self.cache.available(),
+            slots: self.state_arena().map_or(0, |arena| arena.available()),
+        }
+    }
+
+    /// Has those that wait looked at again when there is more of anything than when they did not fit, whoever gave it
+    /// back: a sequence that goes on can also leave blocks, or a slot whose checkpoint has been read.
+    pub(super) fn notice_room(&mut self) {
+        let (room, seen) = (self.room(), self.room_seen);
+        self.queue_changed |= room.rows > seen.rows || room.blocks > seen.blocks || room.slots > seen.slots;
+    }
+
     /// Gives a waiting sequence all its blocks and its rows, or nothing.
     pub(super) fn admit(&mut self, step: &mut Step, index: SeqIndex) -> Result<bool> {
         if !self.fits(index, Relief::default()) && !self.fits_cold(index) {

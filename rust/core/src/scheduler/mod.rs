@@ -63,6 +63,7 @@ use crate::prefix::{Media, PrefixCache, Retention, ScopeId};
 use crate::states::Home;
 use crate::table::BlockTable;
 use crate::units::{BlockSize, RequestId, Row};
+use admission::Room;
 use buffers::Identity;
 use in_flight::InFlight;
 use pause::Paused;
@@ -94,6 +95,8 @@ pub struct Scheduler {
     shares: FairShares,
     /// Whether a sequence that could not start when last looked at might start now.
     queue_changed: bool,
+    /// What those that could not start could have had then.
+    room_seen: Room,
     /// By age.
     running: Vec<SeqIndex>,
     /// Whether some of them may have stopped since the last step was over.
@@ -157,6 +160,7 @@ impl Scheduler {
             deadlines: BTreeSet::new(),
             shares: FairShares::default(),
             queue_changed: false,
+            room_seen: Room::default(),
             running: Vec::with_capacity(config.max_num_seqs),
             has_stopped: false,
             paused: Paused::default(),

@@ -83,6 +83,7 @@ impl Scheduler {
         let mut step = self.in_flight.fresh(self.next_step);
         self.held_back.clear();
         self.settle_pauses();
+        self.notice_room();
         self.preempt_paused_for_waiting(&mut step);
         let leaves_out = self.preempt_lower_ranks(&mut step);
         self.make_spare_slot(&mut step);
@@ -221,6 +222,7 @@ impl Scheduler {
                 }
             }
             self.candidates = candidates;
+            self.room_seen = self.room();
         }
         Ok(())
     }

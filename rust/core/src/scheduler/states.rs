@@ -98,17 +98,18 @@ impl Scheduler {
     }
 
     /// Whether a waiting sequence can have a slot for each of its samples, besides the checkpoint that it would read, and
-    /// the first that runs then still the one that it needs if it is guarded.
+    /// the first that runs still the one that it needs if it is guarded: the one that runs first now, which takes it in
+    /// this very step, as well as the one that starts, where that comes before it.
     pub(super) fn slots_fit(&self, index: SeqIndex, relief: Relief, keeps_checkpoint: bool) -> bool {
         let Some(arena) = self.state_arena() else { return true };
         let starting = &self.sequences[index];
         let first = self.running[..self.running.len() - relief.sequences].first();
-        let first = first.map(|&first| &self.sequences[first]).filter(|first| first.key < starting.key);
-        let spare = match first {
-            Some(first) => usize::from(first.is_guarded && first.states.before.is_none()),
-            // The checkpoint that it reads can be had when it has been read.
-            None => usize::from(starting.is_guarded && !keeps_checkpoint),
-        };
+        let first = first.map(|&first| &self.sequences[first]);
+        let needs_spare = first.is_some_and(|first| first.is_guarded && first.states.before.is_none());
+        let comes_first = first.is_none_or(|first| starting.key < first.key);
+        // The checkpoint that it reads can be had when it has been read.
+        let will_need_spare = comes_first && starting.is_guarded && !keeps_checkpoint;
+        let spare = usize::from(needs_spare || will_need_spare);
         let needed = starting.num_samples + usize::from(keeps_checkpoint) + spare;
         arena.available() + relief.rows >= needed
     }

@@ -1,0 +1,98 @@
+//! Who waits starts in the step after there is room for it, whoever has given that back.
+#![cfg(not(loom))]
+
+#[path = "support/discard.rs"]
+mod discard;
+mod support;
+
+use pykv_core::policy::order::QueueOrder;
+use pykv_core::scheduler::{AdmissionPolicy, Submission};
+use pykv_core::{RequestId, SchedulerConfig, TokenId};
+use support::Engine;
+
+fn config() -> SchedulerConfig {
+    SchedulerConfig {
+        num_blocks: 400,
+        block_size: 4,
+        max_num_seqs: 8,
+        max_num_batched_tokens: 256,
+        admission: AdmissionPolicy::Watermark,
+        watermark: 0.0,
+        ..SchedulerConfig::default()
+    }
+}
+
+fn prompt(token: TokenId, len: usize) -> Vec<TokenId> {
+    vec![token; len]
+}
+
+/// Steps until a request has ended.
+fn steps_to_the_end_of(engine: &mut Engine, request: RequestId) -> usize {
+    (1..).find(|_| !engine.step() || engine.ended.iter().any(|summary| summary.request == request)).unwrap()
+}
+
+#[test]
+fn a_slot_whose_checkpoint_was_read_starts_who_waits_for_it() {
+    let mut engine = Engine::new(SchedulerConfig { num_state_slots: 4, checkpoint_every: 1, ..config() });
+    engine.submit(&prompt(7, 9), 1, 1);
+    engine.run();
+    engine.submit(&prompt(1, 3), 200, 1);
+    engine.step();
+    // It reads the checkpoint that holds the last slot.
+    engine.submit(&[prompt(7, 9), prompt(5, 1)].concat(), 200, 1);
+    let waits = engine.submit(&prompt(2, 3), 5, 1);
+    assert!(steps_to_the_end_of(&mut engine, waits) <= 7);
+}
+
+#[test]
+fn blocks_that_equal_prompts_fold_start_who_waits_for_them() {
+    let mut engine =
+        Engine::new(SchedulerConfig { num_blocks: 25, num_state_slots: 16, max_model_len: 60, ..config() });
+    for _ in 0..2 {
+        engine.submit(&prompt(7, 40), 15, 1);
+    }
+    let waits = engine.submit(&prompt(2, 17), 3, 1);
+    assert!(steps_to_the_end_of(&mut engine, waits) <= 6);
+}
+
+#[test]
+fn the_block_that_a_partial_hit_was_copied_from_starts_who_waits_for_it() {
+    let mut engine = Engine::new(SchedulerConfig {
+        num_blocks: 3,
+        block_size: 64,
+        partial_block_reuse: 8,
+        max_model_len: 100,
+        ..config()
+    });
+    engine.submit(&prompt(7, 65), 1, 1);
+    engine.run();
+    engine.submit(&[prompt(7, 30), prompt(5, 1)].concat(), 30, 1);
+    let waits = engine.submit(&prompt(2, 3), 3, 1);
+    assert!(steps_to_the_end_of(&mut engine, waits) <= 6);
+}
+
+#[test]
+fn an_urgent_request_starts_beside_one_that_a_failed_step_has_set_back() {
+    for (num_state_slots, num_low, num_samples) in [(3, 1, 1), (5, 3, 1), (6, 4, 1), (5, 3, 2)] {
+        let mut engine = Engine::new(SchedulerConfig {
+            num_state_slots,
+            queue_order: QueueOrder::Priority,
+            preempt_lower_ranks: true,
+            ..config()
+        });
+        for token in 0..num_low {
+            let prompt = [1, 2, 3, token];
+            let low = Submission { max_tokens: Some(100), priority: 5, ..Submission::new(&prompt) };
+            engine.scheduler.submit(low).unwrap();
+        }
+        (0..2).for_each(|_| assert!(engine.step()));
+        let failed = engine.plan().unwrap();
+        engine.discard(failed);
+        (0..2).for_each(|_| assert!(engine.step()));
+        let urgent = engine.submit(&prompt(9, 3), 1, num_samples);
+        assert_eq!(steps_to_the_end_of(&mut engine, urgent), 1, "{num_state_slots} slots");
+        let preempted = engine.scheduler.stats().preemptions;
+        assert!(preempted <= num_samples as u64, "{preempted} were preempted for {num_samples}");
+        engine.run();
+    }
+}
