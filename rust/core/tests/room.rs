@@ -96,3 +96,16 @@ fn an_urgent_request_starts_beside_one_that_a_failed_step_has_set_back() {
         engine.run();
     }
 }
+
+#[test]
+fn who_was_held_back_starts_when_the_one_before_it_is_gone() {
+    let mut engine = Engine::new(SchedulerConfig { num_blocks: 11, max_passes: 0, ..config() });
+    engine.submit(&prompt(1, 8), 20, 1);
+    engine.step();
+    let large = engine.submit(&prompt(2, 36), 1, 1);
+    let small = engine.submit(&prompt(3, 4), 1, 1);
+    (0..3).for_each(|_| assert!(engine.step()));
+    assert_eq!(engine.scheduler.stats().num_waiting, 2);
+    assert!(engine.scheduler.abort(large));
+    assert_eq!(steps_to_the_end_of(&mut engine, small), 1);
+}
