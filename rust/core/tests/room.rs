@@ -109,3 +109,31 @@ fn who_was_held_back_starts_when_the_one_before_it_is_gone() {
     assert!(engine.scheduler.abort(large));
     assert_eq!(steps_to_the_end_of(&mut engine, small), 1);
 }
+
+#[test]
+fn each_of_several_urgent_requests_pushes_out_who_is_in_its_way() {
+    let order = QueueOrder::Priority;
+    let config =
+        SchedulerConfig { max_num_seqs: 2, queue_order: order, preempt_lower_ranks: true, ..config() };
+    let mut engine = Engine::new(config);
+    for token in 0..2 {
+        let prompt = prompt(token, 9);
+        let low = Submission { max_tokens: Some(100), priority: 5, ..Submission::new(&prompt) };
+        engine.scheduler.submit(low).unwrap();
+    }
+    engine.step();
+    let urgent = [3, 4].map(|token| engine.submit(&prompt(token, 9), 4, 1));
+    assert!(steps_to_the_end_of(&mut engine, urgent[1]) <= 6);
+    engine.run();
+}
+
+#[test]
+fn a_prompt_that_somebody_else_has_published_meanwhile_starts_soon() {
+    let mut engine = Engine::new(SchedulerConfig { num_blocks: 61, max_chunk_tokens: 8, ..config() });
+    let tokens: Vec<TokenId> = (0..160).map(|place| place % 47).collect();
+    engine.submit(&tokens, 70, 1);
+    engine.step();
+    let same = engine.submit(&[tokens, prompt(1, 1)].concat(), 1, 1);
+    assert!(steps_to_the_end_of(&mut engine, same) <= 20 + 16, "a look each 16 steps");
+    engine.run();
+}

@@ -15,6 +15,9 @@ use crate::policy::forecast::{Growth, peak_blocks};
 use crate::prefix::Probe;
 use crate::units::{BlockId, RequestId};
 
+/// Steps after which those that wait are looked at again though there is no more room than before.
+const STEPS_BETWEEN_LOOKS: u64 = 16;
+
 /// What sequences that wait could have.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Room {
@@ -33,10 +36,12 @@ impl Scheduler {
     }
 
     /// Has those that wait looked at again when there is more of anything than when they did not fit, whoever gave it
-    /// back: a sequence that goes on can also leave blocks, or a slot whose checkpoint has been read.
+    /// back: a sequence that goes on can also leave blocks, or a slot whose checkpoint has been read. What they would share,
+    /// and what the running ones are expected to need, changes with each step: that is looked at every few steps.
     pub(super) fn notice_room(&mut self) {
         let (room, seen) = (self.room(), self.room_seen);
-        self.queue_changed |= room.rows > seen.rows || room.blocks > seen.blocks || room.slots > seen.slots;
+        let has_risen = room.rows > seen.rows || room.blocks > seen.blocks || room.slots > seen.slots;
+        self.queue_changed |= has_risen || self.next_step >= self.last_look + STEPS_BETWEEN_LOOKS;
     }
 
     /// Gives a waiting sequence all its blocks and its rows, or nothing.

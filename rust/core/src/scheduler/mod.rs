@@ -97,6 +97,10 @@ pub struct Scheduler {
     queue_changed: bool,
     /// What those that could not start could have had then.
     room_seen: Room,
+    /// The step in which they were looked at.
+    last_look: u64,
+    /// Who was the first of them when last tried with others giving way.
+    first_tried: Option<SeqKey>,
     /// By age.
     running: Vec<SeqIndex>,
     /// Whether some of them may have stopped since the last step was over.
@@ -161,6 +165,8 @@ impl Scheduler {
             shares: FairShares::default(),
             queue_changed: false,
             room_seen: Room::default(),
+            last_look: 0,
+            first_tried: None,
             running: Vec::with_capacity(config.max_num_seqs),
             has_stopped: false,
             paused: Paused::default(),

@@ -223,6 +223,7 @@ impl Scheduler {
             }
             self.candidates = candidates;
             self.room_seen = self.room();
+            self.last_look = self.next_step;
         }
         Ok(())
     }

@@ -24,11 +24,14 @@ impl Scheduler {
     /// all the same. While a step in flight has a row for one of them, all are left out of the plan instead: returns
     /// whether that is so.
     pub(super) fn preempt_lower_ranks(&mut self, step: &mut Step) -> bool {
-        // Who did not fit when last looked at fits only after a change.
-        if !self.config.preempt_lower_ranks || !self.queue_changed {
+        if !self.config.preempt_lower_ranks {
             return false;
         }
         let Some((key, index)) = self.first_waiting() else { return false };
+        // Who did not fit when last tried fits only after a change.
+        if self.first_tried.replace(key) == Some(key) && !self.queue_changed {
+            return false;
+        }
         let rank = key.rank;
         if self.fits(index, Relief::default()) {
             return false;
