@@ -65,7 +65,7 @@ class StrictCodec(ProtoCodec):
             GRPCError: as `decode`.
         """
         try:
-            message: Message = super().decode(data, message_type)  # type: ignore[assignment,type-var]
+            message: Message = super().decode(data, message_type)  # type: ignore[assignment]
         except DecodeError:
             problem = f"the bytes are no {message_type.__name__}, or a text in it is not UTF-8"
             raise GRPCError(Status.INVALID_ARGUMENT, problem) from None
