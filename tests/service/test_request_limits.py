@@ -7,6 +7,7 @@ import pytest
 from google.protobuf.descriptor import Descriptor
 from grpclib.exceptions import GRPCError
 from grpclib.health.v1.health_pb2 import HealthCheckRequest
+from h2.events import PingAckReceived
 from smg_grpc_proto import vllm_engine_pb2 as gateway_pb
 
 from pykv.errors import CapacityError, InvalidRequestError
@@ -278,3 +279,44 @@ async def test_of_those_that_wait_the_smallest_is_next_and_too_many_are_refused(
     await asyncio.gather(cancelled, return_exceptions=True)
     memory.leave(rooms[1])
     assert (memory.num_bytes, memory.num_waiting_bytes) == (50, 0)
+
+
+@pytest.mark.asyncio
+async def test_room_that_a_cancelled_call_waited_for_goes_to_the_next():
+    memory, hurried = RequestMemory(400, 50), []
+    holds = Room(300, hurried.append)
+    await memory.take(holds)
+    cancelled, waits = [asyncio.create_task(memory.take(Room(size, hurried.append))) for size in (250, 260)]
+    await asyncio.sleep(0)
+    cancelled.cancel()
+    memory.leave(holds)  # before the cancelled one has had its turn
+    await waits
+    await asyncio.gather(cancelled, return_exceptions=True)
+    assert cancelled.cancelled()
+    assert (memory.num_bytes, memory.num_waiting_bytes) == (260, 0)
+
+
+@pytest.mark.asyncio
+async def test_those_that_wait_leave_the_connections_window_to_others(
+    start_daemon, raw_open, framed, eventually
+):
+    daemon = await start_daemon(request_memory=16 * 2**20)
+    memory = daemon.daemon._server._memory
+    await memory.take(Room(12 * 2**20, lambda seconds: None))
+    raw = await raw_open(daemon.address)
+    waiting = [raw.request(GENERATE, framed(b"", length=300_000), end_stream=False) for _ in range(60)]
+    await raw.flush()
+
+    async def all_wait():
+        return memory.num_waiting_bytes == len(waiting) * 65_535
+
+    await eventually(all_wait)
+    for stream_id in waiting:
+        for _ in range(4):
+            raw.h2.send_data(stream_id, b"\xff" * 16_000)
+        await raw.flush()
+    raw.h2.ping(b"12345678")
+    await raw.flush()
+    await raw.wait_for(PingAckReceived)
+    assert raw.h2.outbound_flow_control_window > 2**21
+    await raw.close()

@@ -1,6 +1,7 @@
 """What came on one stream and was not read yet."""
 
 import asyncio
+from collections.abc import Callable
 
 __all__ = ["MessageBuffer"]
 
@@ -9,6 +10,10 @@ class MessageBuffer:
     """Takes the place of grpclib's buffer: it copies, so that many small frames cost no more than their bytes.
 
     What came counts against the connection's window until its stream asks for it, which then answers for it.
+
+    Attributes:
+        has_ended: whether nothing more comes.
+        when_added: is called after each frame; None = not now.
     """
 
     def __init__(self) -> None:
@@ -16,6 +21,7 @@ class MessageBuffer:
         self._num_unacked = 0
         self._changed: asyncio.Future[None] | None = None
         self.has_ended = False
+        self.when_added: Callable[[], None] | None = None
 
     def __len__(self) -> int:
         return len(self._data)
@@ -25,6 +31,8 @@ class MessageBuffer:
         self._data += data
         self._num_unacked += ack_size
         self._wake()
+        if self.when_added is not None:
+            self.when_added()
 
     def eof(self) -> None:
         """Nothing more comes."""

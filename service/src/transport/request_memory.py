@@ -109,6 +109,8 @@ class RequestMemory:
         while self._waiting and self._has_room(self._waiting[0].room.num_bytes):
             waiter = self._waiting[0]
             self._forget(waiter)
+            if waiter.ready.done():  # its call was cancelled, and has not had its turn since
+                continue
             self._give(waiter.room)
             waiter.ready.set_result(None)
             if self._waiting:
@@ -119,7 +121,8 @@ class RequestMemory:
             waiter = self._waiting[-1]
             self._forget(waiter)
             message = f"the requests that come in take more than {self._max_bytes} bytes; try again later"
-            waiter.ready.set_exception(RequestMemoryError(message))
+            if not waiter.ready.done():
+                waiter.ready.set_exception(RequestMemoryError(message))
 
     def _forget(self, waiter: "_Waiter") -> None:
         if waiter in self._waiting:

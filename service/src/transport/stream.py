@@ -131,13 +131,21 @@ class BoundedStream(Stream):
         pace = _Pace()
         room = Room(size, pace.hurry)
         async with self._in_time(pace):
-            await self._unfinished.take(room)
+            await self._take(room)
             pace.begin()
             try:
                 data = await self._read_whole(size)
             finally:
                 self._unfinished.leave(room)
         return data
+
+    async def _take(self, room: Room) -> None:
+        """Waits for room; what comes meanwhile is counted there, and must leave the connection its window."""
+        self._received.when_added = self._give_back
+        try:
+            await self._unfinished.take(room)
+        finally:
+            self._received.when_added = None
 
     async def _read(self, size: int, pace: "_Pace | None") -> bytes:
         if len(self._received) >= size:
