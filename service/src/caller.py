@@ -14,7 +14,7 @@ from pykv.service.access import Account
 from pykv.service.protocol import engine_pb2 as pb
 from pykv.service.requests import check_salt, request_id_of, retention_of
 
-__all__ = ["Caller", "log_end"]
+__all__ = ["Caller", "estimated_tokens", "log_end"]
 
 CHARACTERS_A_TOKEN = 4
 NO_RETENTION = Retention()
@@ -88,14 +88,16 @@ class Caller:
         return structlog.contextvars.bound_contextvars(request_id=self.request_id, **values)
 
     @contextmanager
-    def charged(self, prompt: str | Sequence[int], deltas: DeltaStream) -> Iterator[None]:
+    def charged(self, estimate: int, deltas: DeltaStream) -> Iterator[None]:
         """Charges the tenant for the prompt of a request while it runs, and corrects that however it ends.
 
         Before the prompt is encoded its length alone is known. A request that the engine refuses costs nothing; one
         that it took costs its prompt, even if nobody waits for the end; one that is left before keeps the estimate.
+
+        Args:
+            estimate: of the prompt's tokens, as `estimated_tokens` gives it.
         """
-        characters = CHARACTERS_A_TOKEN if isinstance(prompt, str) else 1
-        cost = estimate = len(prompt) // characters
+        cost = estimate
         self.account.charge(estimate)
         try:
             yield
@@ -109,6 +111,13 @@ class Caller:
     def charge(self, delta: OutputDelta) -> None:
         """Charges the tenant for new tokens of the output."""
         self.account.charge(len(delta.token_ids))
+
+
+def estimated_tokens(*parts: str | Sequence[int]) -> int:
+    """About how many tokens the texts, or token ids, of a prompt are."""
+    num_characters = sum(len(part) for part in parts if isinstance(part, str))
+    num_ids = sum(len(part) for part in parts if not isinstance(part, str))
+    return num_characters // CHARACTERS_A_TOKEN + num_ids
 
 
 def log_end(finish_reason: str | None, usage: Usage) -> None:

@@ -2,13 +2,13 @@
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from importlib.util import find_spec
 
 import anyio
 import structlog
 from anyio.abc import TaskGroup
 from grpclib._typing import IServable
-from grpclib.health.service import Health
 from grpclib.reflection.service import ServerReflection
 
 from pykv.extras import needs_extra
@@ -17,19 +17,21 @@ from pykv.service.bounded_log import BoundedLog
 from pykv.service.calls import Calls, guarded
 from pykv.service.engine_service import EngineService
 from pykv.service.files import check_writable, write_whole
-from pykv.service.health import HealthState, watch_engine
+from pykv.service.health import HealthService, HealthState, watch_engine
 from pykv.service.kv_events import EventFeed
 from pykv.service.listening import address_of, bind
 from pykv.service.metrics import DaemonCollector, MetricsEndpoint
 from pykv.service.options import ServeOptions
 from pykv.service.protocol.engine_pb2 import DESCRIPTOR
 from pykv.service.reload import Credentials
+from pykv.service.request_limits import request_bytes
 from pykv.service.servable import DescribedService
 from pykv.service.served import ModelDescription, ServedModel
 from pykv.service.shutdown import Shutdown, end_calls
 from pykv.service.threads import run_in_daemon_thread
 from pykv.service.tracing import tracing_to
 from pykv.service.transport import CallServer, TransportLimits
+from pykv.service.wire_check import RequestCheck
 
 __all__ = ["LOAD_THREAD", "Daemon", "Loader"]
 
@@ -37,6 +39,7 @@ Loader = Callable[[ServeOptions, Callable[[str], None]], ServedModel]
 """Loads the model that the options name, telling its progress; runs in a thread."""
 
 LOAD_THREAD = "pykv-load"
+SERVICE = DESCRIPTOR.services_by_name["Engine"]
 
 log = structlog.get_logger("pykv.service")
 
@@ -68,7 +71,14 @@ class Daemon:
         self._feed = EventFeed(options.keeps_kv_events)
         self._tracing = tracing_to(options.otlp_endpoint)
         self._engine_service = EngineService(self._gate, self._feed, self._tracing)
-        self._server = CallServer(self._services(), _limits(options), self._lines)
+        self._check = RequestCheck()
+        self._server = CallServer(
+            self._services(),
+            _limits(options),
+            self._lines,
+            self._check,
+            partial(request_bytes, most=options.max_message_size),
+        )
         self._collector = DaemonCollector(
             self._gate,
             self._calls,
@@ -138,6 +148,7 @@ class Daemon:
         async with served.engine, self._calls_ended_first(), anyio.create_task_group() as tasks:
             self._credentials.shares.serve(served.engine.set_cache_share)
             self._feed.serve(served.engine)
+            self._check.max_model_len = served.description.max_model_len
             self._engine_service.serve(served)
             self._collector.serve(served)
             await self._start_publishing(tasks, served.description.block_size)
@@ -212,15 +223,13 @@ class Daemon:
 
     def _services(self) -> list[IServable]:
         engines: list[IServable] = [
-            DescribedService(DESCRIPTOR.services_by_name["Engine"], self._engine_service),
+            DescribedService(SERVICE, self._engine_service),
             *_gateway_services(self._gate, self._engine_service, self._health, self._feed),
         ]
-        others = ServerReflection.extend([*engines, self._health.service(engines[0])])[len(engines) :]
+        others = ServerReflection.extend([*engines, self._health.service(SERVICE.full_name)])[len(engines) :]
         other_calls = Calls(self._lines)
-        health = [
-            service for service in others if isinstance(service, Health)
-        ]  # for probes, which have no token
-        reflection = [service for service in others if not isinstance(service, Health)]
+        health = [service for service in others if isinstance(service, HealthService)]  # probes have no token
+        reflection = [service for service in others if not isinstance(service, HealthService)]
         return [
             *(guarded(service, self._calls) for service in engines),
             *(guarded(service, other_calls) for service in health),
@@ -253,6 +262,7 @@ def _limits(options: ServeOptions) -> TransportLimits:
     return TransportLimits(
         max_streams=options.max_streams,
         max_message_bytes=options.max_message_size,
+        request_memory_bytes=options.request_memory,
         stall_seconds=options.stall_timeout,
         max_connections=options.max_connections,
         max_connections_per_peer=options.max_connections_per_peer,

@@ -14,7 +14,7 @@ from pykv.engine.stats import EngineStats
 from pykv.errors import InvalidRequestError, PykvError
 from pykv.sampling import SamplingParams
 from pykv.service.access import Gate
-from pykv.service.caller import Caller, log_end
+from pykv.service.caller import Caller, estimated_tokens, log_end
 from pykv.service.errors import EngineStalledError, ModelLoadingError
 from pykv.service.kv_events import EventFeed
 from pykv.service.kv_events.messages import messages_of as messages_of_batch
@@ -55,28 +55,34 @@ class EngineService:
         """Continues a prompt."""
         account = self._gate.account_of(stream)
         with account.call():
+            served = self.model()
             request = await receive(stream)
-            served, caller = self.model(), Caller.of(account, request)
+            caller = Caller.of(account, request)
             with caller.logged():
                 prompt = prompt_of(request, served.description.max_model_len)
                 params = params_of(request.sampling)
+                estimate = estimated_tokens(prompt)
                 deltas = served.engine.generate(prompt, params, **caller.names())
+                del request, prompt  # a request that waits holds what the engine has of it, and no more
                 traced = self.traced(deltas, "text_completion", caller, params, stream)
-                with caller.charged(prompt, deltas):
+                with caller.charged(estimate, deltas):
                     await _pass_on(traced, caller, stream)
 
     async def Chat(self, stream: Stream[pb.ChatRequest, pb.GenerateResponse]) -> None:  # noqa: N802
         """Answers a conversation."""
         account = self._gate.account_of(stream)
         with account.call():
+            served = self.model()
             request = await receive(stream)
-            served, caller = self.model(), Caller.of(account, request)
+            caller = Caller.of(account, request)
             with caller.logged():
                 messages = messages_of(request)
                 params = params_of(request.sampling)
+                estimate = estimated_tokens(*(message["content"] for message in messages))
                 deltas = served.engine.chat(messages, params, **caller.names())
+                del request, messages  # a request that waits holds what the engine has of it, and no more
                 traced = self.traced(deltas, "chat", caller, params, stream)
-                with caller.charged("".join(message["content"] for message in messages), deltas):
+                with caller.charged(estimate, deltas):
                     await _pass_on(traced, caller, stream)
 
     async def Abort(self, stream: Stream[pb.AbortRequest, pb.AbortResponse]) -> None:  # noqa: N802

@@ -8,6 +8,7 @@ __all__ = [
     "ForbiddenError",
     "ModelLoadingError",
     "NotServedError",
+    "RequestMemoryError",
     "ShuttingDownError",
     "TenantLimitError",
     "UnauthenticatedError",
@@ -28,6 +29,10 @@ class ModelLoadingError(PykvError):
 
 class NotServedError(PykvError):
     """The daemon was started without what the call asks for."""
+
+
+class RequestMemoryError(PykvError):
+    """More requests come in at once than there is memory for; the call may be tried again later."""
 
 
 class ShuttingDownError(PykvError):

@@ -1,23 +1,109 @@
 """Health that is true: readiness follows what the engine does, not what the front end can answer."""
 
+import asyncio
 import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 import anyio
 import structlog
-from grpclib._typing import IServable
+from grpclib.const import Status
+from grpclib.exceptions import GRPCError
 from grpclib.health.check import ServiceStatus
-from grpclib.health.service import OVERALL, Health
+from grpclib.health.v1.health_grpc import HealthBase
+from grpclib.health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
+from grpclib.protocol import Connection
+from grpclib.server import Stream
 
 from pykv.errors import EngineDeadError
 from pykv.service.calls import Calls
 from pykv.service.errors import EngineStalledError
+from pykv.service.requests import receive
 from pykv.service.served import TokenEngine
 
-__all__ = ["HealthState", "watch_engine"]
+__all__ = ["HealthService", "HealthState", "watch_engine"]
 
 WATCH_SECONDS = 0.25
+MAX_WATCHERS = 4096
+MAX_WATCHERS_A_CONNECTION = 16
+
+HealthStream = Stream[HealthCheckRequest, HealthCheckResponse]
 
 log = structlog.get_logger("pykv.service")
+
+
+class HealthService(HealthBase):
+    """`grpc.health.v1.Health` for callers without a credential: nothing of what they send is kept.
+
+    Args:
+        statuses: by the name of the service.
+    """
+
+    def __init__(self, statuses: Mapping[str, ServiceStatus]) -> None:
+        self._statuses = statuses
+        self._watchers: Counter[Connection] = Counter()
+
+    async def Check(self, stream: HealthStream) -> None:  # noqa: N802
+        """Says how a service is now.
+
+        Raises:
+            GRPCError: NOT_FOUND; there is none of this name.
+        """
+        status = await self._asked(stream)
+        if status is None:
+            raise GRPCError(Status.NOT_FOUND, "no service has this name")
+        await stream.send_message(_response_of(status))
+
+    async def Watch(self, stream: HealthStream) -> None:  # noqa: N802
+        """Says how a service is, now and whenever it changes; of an unknown one, that it is that.
+
+        Raises:
+            GRPCError: RESOURCE_EXHAUSTED; there are as many watchers as may be.
+        """
+        with self._one_more(stream._stream.connection):
+            status = await self._asked(stream)
+            if status is None:
+                await stream.send_message(HealthCheckResponse(status=HealthCheckResponse.SERVICE_UNKNOWN))
+                await anyio.sleep_forever()
+            else:
+                await _tell_changes(status, stream)
+
+    async def _asked(self, stream: HealthStream) -> ServiceStatus | None:
+        return self._statuses.get((await receive(stream)).service)
+
+    @contextmanager
+    def _one_more(self, connection: Connection) -> Iterator[None]:
+        for kind, number, most in (
+            ("this connection", self._watchers[connection], MAX_WATCHERS_A_CONNECTION),
+            ("all connections", self._watchers.total(), MAX_WATCHERS),
+        ):
+            if number >= most:
+                message = f"{number} watchers of health on {kind}; allowed: {most}"
+                raise GRPCError(Status.RESOURCE_EXHAUSTED, message)
+        self._watchers[connection] += 1
+        try:
+            yield
+        finally:
+            self._watchers[connection] -= 1
+            if not self._watchers[connection]:
+                del self._watchers[connection]
+
+
+async def _tell_changes(status: ServiceStatus, stream: HealthStream) -> None:
+    changed: asyncio.Event = await status.__subscribe__()
+    try:
+        while True:
+            changed.clear()
+            await stream.send_message(_response_of(status))
+            await changed.wait()
+    finally:
+        await status.__unsubscribe__(changed)
+
+
+def _response_of(status: ServiceStatus) -> HealthCheckResponse:
+    word = HealthCheckResponse.SERVING if status.__status__() else HealthCheckResponse.NOT_SERVING
+    return HealthCheckResponse(status=word)
 
 
 class HealthState:
@@ -30,9 +116,13 @@ class HealthState:
         self._liveness.set(True)
         self._readiness.set(False)
 
-    def service(self, engine_service: IServable) -> Health:
-        """The health service that reports them."""
-        return Health({OVERALL: [self._liveness], engine_service: [self._readiness]})
+    def service(self, name: str) -> HealthService:
+        """The health service that reports them.
+
+        Args:
+            name: of the service whose readiness it is.
+        """
+        return HealthService({"": self._liveness, name: self._readiness})
 
     @property
     def is_ready(self) -> bool:

@@ -26,6 +26,7 @@ from pykv.service.errors import (
     ForbiddenError,
     ModelLoadingError,
     NotServedError,
+    RequestMemoryError,
     ShuttingDownError,
     TenantLimitError,
     UnauthenticatedError,
@@ -54,6 +55,7 @@ STATUSES: tuple[tuple[type[BaseException], Status], ...] = (
     (OutOfBlocksError, Status.RESOURCE_EXHAUSTED),
     (ClientTooSlowError, Status.RESOURCE_EXHAUSTED),
     (TenantLimitError, Status.RESOURCE_EXHAUSTED),
+    (RequestMemoryError, Status.RESOURCE_EXHAUSTED),
     (UnauthenticatedError, Status.UNAUTHENTICATED),
     (ForbiddenError, Status.PERMISSION_DENIED),
     (TimeoutError, Status.DEADLINE_EXCEEDED),
@@ -76,6 +78,7 @@ RETRY_KEY = "retry-after-ms"
 
 MESSAGE_CHARACTERS = 300
 RETRY_SECONDS = 1.0
+RETRYABLE = (ModelLoadingError, ShuttingDownError, RequestMemoryError)
 
 
 def innermost(error: BaseException) -> BaseException:
@@ -132,7 +135,7 @@ def retry_seconds_of(error: BaseException, queue_seconds: float) -> float | None
         return error.retry_seconds
     if isinstance(error, QueueFullError):
         return queue_seconds
-    return RETRY_SECONDS if isinstance(error, (ModelLoadingError, ShuttingDownError)) else None
+    return RETRY_SECONDS if isinstance(error, RETRYABLE) else None
 
 
 def retry_metadata(seconds: float) -> dict[str, str]:

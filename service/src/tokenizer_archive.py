@@ -27,4 +27,5 @@ def tokenizer_archive(tokenizer: Any, config: Any) -> bytes:
 
 def tokenizer_chunks(archive: bytes) -> Iterator[bytes]:
     """The archive in parts that fit a message; at least one."""
-    yield from (archive[start : start + CHUNK_BYTES] for start in range(0, len(archive) or 1, CHUNK_BYTES))
+    for start in range(0, len(archive) or 1, CHUNK_BYTES):
+        yield archive[start : start + CHUNK_BYTES]

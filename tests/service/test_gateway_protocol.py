@@ -230,3 +230,34 @@ async def test_fields_that_are_zero_have_their_defaults():
 
 async def test_a_text_is_taken_too():
     assert prompt_of(pb.GenerateRequest(text="a b")) == "a b"
+
+
+async def test_the_tokenizer_is_packed_once_and_its_readers_count(
+    start_daemon, open_stub, tmp_path, monkeypatch
+):
+    made = []
+
+    def make():
+        made.append(1)
+        return bytes(100_000)
+
+    tenants = tmp_path / "tenants.toml"
+    digest = hashlib.sha256(b"one").hexdigest()
+    tenants.write_text(f'[tenants.one]\ntoken_sha256 = ["{digest}"]\nmax_in_flight = 1')
+    daemon = await start_daemon(archive=make, tenants=str(tenants))
+    one = [("authorization", "Bearer one")]
+    async with open_stub(daemon) as stub:
+        for _ in range(2):
+            chunks = await read(stub.GetTokenizer(common_pb2.GetTokenizerRequest(), metadata=one))
+            assert b"".join(chunk.data for chunk in chunks) == bytes(100_000)
+            assert chunks[-1].sha256 == hashlib.sha256(bytes(100_000)).hexdigest()
+        assert made == [1]
+        running = stub.Generate(asking(max_tokens=100_000), metadata=one)
+        await running.read()
+        with pytest.raises(grpc.aio.AioRpcError, match="calls in flight; allowed: 1"):
+            await read(stub.GetTokenizer(common_pb2.GetTokenizerRequest(), metadata=one))
+        running.cancel()
+        monkeypatch.setattr("pykv.service.gateway.service.MAX_TOKENIZER_READERS", 0)
+        await daemon.engine.until(lambda: not daemon.engine.live)
+        with pytest.raises(grpc.aio.AioRpcError, match="callers read the tokenizer; allowed: 0"):
+            await read(stub.GetTokenizer(common_pb2.GetTokenizerRequest(), metadata=one))

@@ -2,11 +2,12 @@
 
 import hashlib
 import time
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing, contextmanager
 from datetime import UTC, datetime
 from typing import Any
 
+import anyio
 import anyio.to_thread
 from google.protobuf.descriptor import ServiceDescriptor
 from grpclib.const import Status
@@ -17,17 +18,21 @@ from smg_grpc_proto.generated import common_pb2
 
 from pykv.engine.merging import merged
 from pykv.engine.outputs import OutputDelta
+from pykv.errors import InvalidRequestError
 from pykv.service.access import Gate
-from pykv.service.caller import Caller, log_end
+from pykv.service.caller import Caller, estimated_tokens, log_end
 from pykv.service.engine_service import EngineService, FailedSequenceError
 from pykv.service.gateway.kv_events import batches_of
 from pykv.service.gateway.messages import chunk_of, complete_of, params_of, prompt_of
 from pykv.service.health import HealthState
 from pykv.service.kv_events import EventFeed
+from pykv.service.request_limits import ABORTED_IDS_LIMIT
 from pykv.service.requests import receive, request_id_of
 from pykv.service.tokenizer_archive import tokenizer_chunks
 
 __all__ = ["GatewayService", "gateway_descriptor"]
+
+MAX_TOKENIZER_READERS = 64
 
 AnyStream = Stream[Any, Any]
 Deltas = AsyncGenerator[OutputDelta, None]
@@ -54,27 +59,38 @@ class GatewayService:
         self._engine_service = engine_service
         self._health = health
         self._start = time.monotonic()
+        self._archive: bytes | None = None
+        self._archive_digest = ""
+        self._making_archive = anyio.Lock()
+        self._num_readers = 0
 
     async def Generate(self, stream: AnyStream) -> None:  # noqa: N802
         """Continues a prompt; a request that is not to be streamed gets each sample whole."""
         account = self._gate.account_of(stream)
         with account.call():
+            served = self._engine_service.model()
             request = await receive(stream)
             caller = Caller(account, request_id_of(request.request_id))
-            served = self._engine_service.model()
             with caller.logged():
                 prompt, params = prompt_of(request), params_of(request.sampling_params)
+                estimate, is_streamed = estimated_tokens(prompt), request.stream
                 deltas = served.engine.generate(prompt, params, **caller.names())
                 answer = _Answer(stream, caller, len(prompt) if isinstance(prompt, tuple) else 0)
+                del request, prompt  # a request that waits holds what the engine has of it, and no more
                 traced = self._engine_service.traced(deltas, "text_completion", caller, params, stream)
-                with caller.charged(prompt, deltas):
-                    await (answer.stream(traced) if request.stream else answer.whole(traced))
+                with caller.charged(estimate, deltas):
+                    await (answer.stream(traced) if is_streamed else answer.whole(traced))
 
     async def Abort(self, stream: AnyStream) -> None:  # noqa: N802
         """Ends requests by their names; their streams end with the finish reason "abort"."""
         account = self._gate.account_of(stream)
         request = await receive(stream)
         engine = self._engine_service.model().engine
+        if len(request.request_ids) > ABORTED_IDS_LIMIT:
+            message = (
+                f"request_ids holds {len(request.request_ids)} entries; allowed: up to {ABORTED_IDS_LIMIT}"
+            )
+            raise InvalidRequestError(message, "request_ids")
         for request_id in request.request_ids:
             await engine.abort(account.tenant.own_id(request_id))
         await stream.send_message(pb.AbortResponse())
@@ -151,17 +167,32 @@ class GatewayService:
 
     async def GetTokenizer(self, stream: AnyStream) -> None:  # noqa: N802
         """Sends the tokenizer's files, from which the gateway makes its own."""
-        self._gate.account_of(stream)
-        await receive(stream)
-        make = self._engine_service.model().tokenizer_archive
-        if make is None:
-            raise GRPCError(Status.UNIMPLEMENTED, "the model has no tokenizer that could be sent")
-        archive = await anyio.to_thread.run_sync(make)
-        parts = list(tokenizer_chunks(archive))
-        digest = hashlib.sha256(archive).hexdigest()
-        for place, part in enumerate(parts, start=1):
-            sha256 = digest if place == len(parts) else ""
-            await stream.send_message(common_pb2.GetTokenizerChunk(data=part, sha256=sha256))
+        account = self._gate.account_of(stream)
+        with account.call(), self._one_more_reader():
+            await receive(stream)
+            make = self._engine_service.model().tokenizer_archive
+            if make is None:
+                raise GRPCError(Status.UNIMPLEMENTED, "the model has no tokenizer that could be sent")
+            async with self._making_archive:
+                if self._archive is None:
+                    self._archive = await anyio.to_thread.run_sync(make)
+                    self._archive_digest = hashlib.sha256(self._archive).hexdigest()
+            num_left = len(self._archive)
+            for part in tokenizer_chunks(self._archive):
+                num_left -= len(part)
+                sha256 = "" if num_left else self._archive_digest
+                await stream.send_message(common_pb2.GetTokenizerChunk(data=part, sha256=sha256))
+
+    @contextmanager
+    def _one_more_reader(self) -> Iterator[None]:
+        if self._num_readers >= MAX_TOKENIZER_READERS:
+            message = f"{self._num_readers} callers read the tokenizer; allowed: {MAX_TOKENIZER_READERS}"
+            raise GRPCError(Status.RESOURCE_EXHAUSTED, message)
+        self._num_readers += 1
+        try:
+            yield
+        finally:
+            self._num_readers -= 1
 
     async def Embed(self, stream: AnyStream) -> None:  # noqa: N802
         """Not served."""

@@ -197,6 +197,9 @@ class ServeOptions:
     )
     max_streams: int = _option(4096, integer(1, 2**31 - 1), NETWORK, "calls at once on one connection")
     max_message_size: int = _option(16 * 2**20, SIZE, NETWORK, "size of a request; larger ones are refused")
+    request_memory: int = _option(
+        256 * 2**20, SIZE, NETWORK, "memory of requests that are still coming in; more of them wait"
+    )
     max_pending_tokens: int = _option(
         2**10, integer(1), NETWORK, "tokens that may wait for one slow client; then its request is paused"
     )

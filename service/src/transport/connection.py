@@ -22,6 +22,7 @@ from pykv.service.transport.keepalive import Keepalive
 from pykv.service.transport.limits import TransportLimits
 from pykv.service.transport.offence import Offence
 from pykv.service.transport.peers import Peers
+from pykv.service.transport.request_memory import RequestMemory
 from pykv.service.transport.turns import Turns
 from pykv.service.transport.writer import TickWriter
 
@@ -38,6 +39,7 @@ class ServerProtocol(H2Protocol):
         live: the connections that have begun and are not lost; it is one of them meanwhile.
         peers: where `peer` was admitted, and leaves when the connection is lost.
         turns: when it handles what it receives.
+        memory: for requests of all connections.
         lines: where it is told why the connection was closed.
 
     Attributes:
@@ -58,6 +60,7 @@ class ServerProtocol(H2Protocol):
         peers: Peers,
         peer: str,
         turns: Turns,
+        memory: RequestMemory,
         lines: BoundedLog,
     ) -> None:
         super().__init__(handler, config, h2_config)
@@ -67,6 +70,7 @@ class ServerProtocol(H2Protocol):
         self._peers = peers
         self._peer = peer
         self._turns = turns
+        self._memory = memory
         self._lines = lines
         self._lost = asyncio.Event()
         self._backlog = Backlog()
@@ -86,7 +90,7 @@ class ServerProtocol(H2Protocol):
         h2.initiate_connection()
         more_window = self.config.http2_connection_window_size - h2.inbound_flow_control_window
         h2.increment_flow_control_window(more_window)
-        self.connection = BoundedConnection(h2, self._writer, self.config, self._limits, meter)
+        self.connection = BoundedConnection(h2, self._writer, self.config, self._limits, meter, self._memory)
         self.connection.flush()
         self.processor = CallEvents(self.handler, self.connection, self._lines)
         self._keepalive = Keepalive(

@@ -29,6 +29,7 @@ from pykv.service.transport.limits import TransportLimits
 from pykv.service.transport.offence import Offence
 from pykv.service.transport.ping_strikes import PingStrikes
 from pykv.service.transport.refusals import Refusals
+from pykv.service.transport.request_memory import RequestMemory
 from pykv.service.transport.stream import BoundedStream, UnfinishedMessages
 from pykv.service.transport.writer import TickWriter
 
@@ -48,6 +49,7 @@ class BoundedConnection(Connection):
         config: Configuration,
         limits: TransportLimits,
         meter: FrameMeter,
+        memory: RequestMemory,
     ) -> None:
         super().__init__(h2, writer.as_transport(), config=config)
         self.h2 = h2
@@ -56,7 +58,9 @@ class BoundedConnection(Connection):
         self.meter = meter
         self.pings = PingStrikes(limits)
         self.refusals = Refusals(limits)
-        self.unfinished = UnfinishedMessages(limits)
+        self.unfinished = UnfinishedMessages(limits, memory)
+        self.stream_window = config.http2_stream_window_size
+        self._num_to_give_back = 0
 
     @property
     def offence(self) -> Offence | None:
@@ -81,6 +85,15 @@ class BoundedConnection(Connection):
         """Asks the peer for an answer."""
         if not self.is_closing():
             self.h2.ping(PING_DATA)
+            self.flush()
+
+    def ack(self, stream_id: int, size: int) -> None:
+        """Opens the connection's window again for as many bytes as were taken; a stream opens its own."""
+        self._num_to_give_back += size
+        is_much = self._num_to_give_back >= self._config.http2_connection_window_size // 4
+        if is_much and self.h2.state_machine.state is not ConnectionState.CLOSED:
+            self.h2.increment_flow_control_window(self._num_to_give_back)
+            self._num_to_give_back = 0
             self.flush()
 
     def feed(self, data: bytes) -> list[Event]:

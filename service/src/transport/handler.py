@@ -4,6 +4,9 @@ import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from grpclib.const import Handler as GrpcHandler
+from grpclib.encoding.base import CodecBase, StatusDetailsCodecBase
+from grpclib.events import _DispatchServerEvents
 from grpclib.metadata import decode_timeout
 from grpclib.protocol import Stream
 from grpclib.server import Handler
@@ -18,7 +21,22 @@ Headers = list[tuple[str, str]]
 
 
 class CallHandler(Handler):
-    """Runs a task for each call; when it ends, however it does, its stream is released and nothing of it is kept."""
+    """Runs a task for each call; when it ends, however it does, its stream is released and nothing of it is kept.
+
+    Args:
+        max_bytes_of: the largest message of a method, by its path.
+    """
+
+    def __init__(
+        self,
+        mapping: dict[str, GrpcHandler],
+        codec: CodecBase,
+        status_details_codec: StatusDetailsCodecBase | None,
+        dispatch: _DispatchServerEvents,
+        max_bytes_of: Callable[[str], int],
+    ) -> None:
+        super().__init__(mapping, codec, status_details_codec, dispatch)
+        self._max_bytes_of = max_bytes_of
 
     def __gc_step__(self) -> None:
         """Does nothing: grpclib would sweep out the calls that have ended at every tenth that begins."""
@@ -32,7 +50,9 @@ class CallHandler(Handler):
         release = _Once(release_stream)
         if isinstance(stream, BoundedStream):
             stream.timeout_seconds, headers = _take_timeout(headers)
-            stream.needs_message = not self.mapping[_path_of(headers)].cardinality.client_streaming
+            path = _path_of(headers)
+            stream.needs_message = not self.mapping[path].cardinality.client_streaming
+            stream.max_message_bytes = self._max_bytes_of(path)
         super().accept(stream, headers, release)
         task = self._tasks[stream]
         task.add_done_callback(release)

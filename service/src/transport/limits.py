@@ -17,6 +17,7 @@ class TransportLimits:
             for the request message of a call.
         max_streams: calls at once on one connection.
         max_message_bytes: size of one received message; a larger one is refused before it is read.
+        request_memory_bytes: messages that are still coming in, of all connections together; who finds no room waits.
         stall_seconds: how long a client may leave what was sent to it unread.
         keepalive_seconds: after so long without a byte from the client it is asked, by a PING, whether it is there.
         keepalive_timeout_seconds: how long it may take to answer.
@@ -33,6 +34,7 @@ class TransportLimits:
     request_seconds: float = 30.0
     max_streams: int = 4096
     max_message_bytes: int = 16 * 2**20
+    request_memory_bytes: int = 256 * 2**20
     stall_seconds: float = 30.0
     keepalive_seconds: float = 30.0
     keepalive_timeout_seconds: float = 20.0

@@ -3,11 +3,12 @@
 import asyncio
 import socket
 import ssl
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import cast
 
 import anyio
-from google.protobuf.message import DecodeError
+from google.protobuf.descriptor import Descriptor
+from google.protobuf.message import DecodeError, Message
 from grpclib._typing import IServable
 from grpclib.config import Configuration
 from grpclib.const import Status
@@ -22,6 +23,7 @@ from pykv.service.transport.handler import CallHandler
 from pykv.service.transport.limits import TransportLimits
 from pykv.service.transport.offence import Offence
 from pykv.service.transport.peers import Peers
+from pykv.service.transport.request_memory import RequestMemory
 from pykv.service.transport.turns import Turns
 
 __all__ = ["CallServer"]
@@ -29,22 +31,46 @@ __all__ = ["CallServer"]
 CLOSE_SECONDS = 5.0
 HANDSHAKE_SECONDS = 10.0
 BACKLOG = 1024
+STREAM_WINDOW_BYTES = 64 * 1024 - 1
+"""What a call may send before its method reads; as much as HTTP/2 lets it send before it knows our settings."""
+
+MessageCheck = Callable[[bytes, Descriptor], None]
 
 
 class StrictCodec(ProtoCodec):
-    """Decodes messages; bytes that are none are the client's fault."""
+    """Decodes messages; bytes that are none are the client's fault.
+
+    Args:
+        check: is given a message's bytes first, and raises where they hold too much.
+    """
+
+    def __init__(self, check: MessageCheck) -> None:
+        self._check = check
 
     def decode(self, data: bytes, message_type: type) -> object:  # type: ignore[override]
         """Reads a message of this type.
 
         Raises:
             GRPCError: INVALID_ARGUMENT; the bytes are no such message, or a text in it is not UTF-8.
+            Exception: what the check raised.
+        """
+        descriptor: Descriptor = message_type.DESCRIPTOR  # type: ignore[attr-defined]
+        self._check(data, descriptor)
+        return self.decode_checked(data, message_type)
+
+    def decode_checked(self, data: bytes, message_type: type) -> object:
+        """Reads a message whose bytes were checked; what is unknown of it is not kept.
+
+        Raises:
+            GRPCError: as `decode`.
         """
         try:
-            return super().decode(data, message_type)
+            message: Message = super().decode(data, message_type)  # type: ignore[assignment]
         except DecodeError:
-            message = f"the bytes are no {message_type.__name__}, or a text in it is not UTF-8"
-            raise GRPCError(Status.INVALID_ARGUMENT, message) from None
+            problem = f"the bytes are no {message_type.__name__}, or a text in it is not UTF-8"
+            raise GRPCError(Status.INVALID_ARGUMENT, problem) from None
+        message.DiscardUnknownFields()
+        return message
 
 
 class CallServer(Server):
@@ -52,14 +78,25 @@ class CallServer(Server):
 
     Args:
         lines: where connections that are refused or sent away are told.
+        check: of the bytes of each message, before it is decoded.
+        max_bytes_of: the largest message of a method, by its path; None = `max_message_bytes` for each.
     """
 
-    def __init__(self, services: Collection[IServable], limits: TransportLimits, lines: BoundedLog) -> None:
+    def __init__(
+        self,
+        services: Collection[IServable],
+        limits: TransportLimits,
+        lines: BoundedLog,
+        check: MessageCheck = lambda data, descriptor: None,
+        max_bytes_of: Callable[[str], int] | None = None,
+    ) -> None:
         super().__init__(
             services,
-            codec=StrictCodec(),
+            codec=StrictCodec(check),
             status_details_codec=ProtoStatusDetailsCodec(),
-            config=Configuration(_keepalive_time=None),  # see Keepalive
+            config=Configuration(
+                _keepalive_time=None, http2_stream_window_size=STREAM_WINDOW_BYTES
+            ),  # see Keepalive
         )
         self._limits = limits
         self._lines = lines
@@ -68,6 +105,8 @@ class CallServer(Server):
         self._turns = Turns()
         self._arrivals: Arrivals | None = None
         self._goodbye_seconds: float | None = None
+        self._memory = RequestMemory(limits.request_memory_bytes, STREAM_WINDOW_BYTES)
+        self._max_bytes_of = max_bytes_of or (lambda path: limits.max_message_bytes)
 
     async def listen(self, listener: socket.socket, tls: ssl.SSLContext | None = None) -> None:
         """Takes connections of a bound socket, which it owns from now on."""
@@ -149,7 +188,9 @@ class CallServer(Server):
 
     def _make_protocol(self, peer: str) -> ServerProtocol:
         self.__gc_step__()
-        handler = CallHandler(self._mapping, self._codec, self._status_details_codec, self.__dispatch__)
+        handler = CallHandler(
+            self._mapping, self._codec, self._status_details_codec, self.__dispatch__, self._max_bytes_of
+        )
         self._handlers.add(handler)
         return ServerProtocol(
             handler,
@@ -160,6 +201,7 @@ class CallServer(Server):
             self._peers,
             peer,
             self._turns,
+            self._memory,
             self._lines,
         )
 

@@ -2,7 +2,9 @@
 
 import asyncio
 import struct
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, cast
 
 import anyio
 from grpclib.const import Status
@@ -13,6 +15,8 @@ from h2.connection import H2Connection
 from pykv.service.errors import ClientTooSlowError
 from pykv.service.transport.headers import NO_MESSAGE
 from pykv.service.transport.limits import TransportLimits
+from pykv.service.transport.message_buffer import MessageBuffer
+from pykv.service.transport.request_memory import RequestMemory, Room
 from pykv.service.transport.writer import TickWriter
 
 if TYPE_CHECKING:
@@ -25,36 +29,49 @@ PREFIX = struct.Struct(">BI")  # of each gRPC message: a flag for compression, t
 
 
 class UnfinishedMessages:
-    """What one connection's calls hold of messages that are not complete.
-
-    Their windows come back while they are read, so that those bound nothing.
+    """What the messages that are not complete take of one connection, and of the memory of all.
 
     Attributes:
-        num_bytes: in all.
+        num_bytes: of the connection's.
     """
 
-    def __init__(self, limits: TransportLimits) -> None:
+    def __init__(self, limits: TransportLimits, memory: RequestMemory) -> None:
         self._max_bytes = limits.max_message_bytes * MAX_MESSAGES_UNFINISHED
+        self._memory = memory
         self.num_bytes = 0
 
-    def add(self, num_bytes: int) -> None:
-        """Counts bytes that came.
+    async def take(self, room: Room) -> None:
+        """Returns once there is room for a message.
 
         Raises:
-            GRPCError: RESOURCE_EXHAUSTED; there are too many now.
+            GRPCError: RESOURCE_EXHAUSTED; this connection has too many.
         """
-        self.num_bytes += num_bytes
-        if self.num_bytes > self._max_bytes:
+        if self.num_bytes + room.num_bytes > self._max_bytes:
             message = f"unfinished messages of more than {self._max_bytes} bytes on this connection"
             raise GRPCError(Status.RESOURCE_EXHAUSTED, message)
+        self.num_bytes += room.num_bytes
+        try:
+            await self._memory.take(room)
+        except BaseException:
+            self.num_bytes -= room.num_bytes
+            raise
+
+    def leave(self, room: Room) -> None:
+        """The message is complete, or never will be."""
+        self.num_bytes -= room.num_bytes
+        self._memory.leave(room)
 
 
 class BoundedStream(Stream):
     """A stream that refuses a message by its announced length, and that gives a stalled client up.
 
+    Its window lets the start of a message in. For more it is opened once the method reads the message and there is
+    room for all of it: a call that is refused by its headers takes nothing more.
+
     Attributes:
         timeout_seconds: what the client gave the call, from its start; None = no limit.
         needs_message: whether a call without a request message is refused.
+        max_message_bytes: size of a received message.
     """
 
     connection: "BoundedConnection"
@@ -63,7 +80,7 @@ class BoundedStream(Stream):
 
     def __init__(
         self,
-        connection: Connection,
+        connection: "BoundedConnection",
         h2_connection: H2Connection,
         writer: TickWriter,
         limits: TransportLimits,
@@ -71,57 +88,112 @@ class BoundedStream(Stream):
         unfinished: UnfinishedMessages,
     ) -> None:
         super().__init__(connection, h2_connection, writer.as_transport(), stream_id=stream_id)
+        self.max_message_bytes = limits.max_message_bytes
         self._limits = limits
         self._unfinished = unfinished
-        self._num_unfinished_bytes = 0
         self._awaits_prefix = True
         self._awaits_request = True
-        self._request_due = asyncio.get_running_loop().time() + limits.request_seconds
+        self._begun_at = asyncio.get_running_loop().time()
 
     def init_stream(self, stream_id: int, connection: Connection) -> None:
-        """Sets what a stream has once its id is known: a buffer whose bytes are counted."""
+        """Sets what a stream has once its id is known: a buffer that gives no window back by itself."""
         super().init_stream(stream_id, connection)
-        self.buffer = Buffer(self._take)
+        self._received = MessageBuffer()
+        self.buffer = cast(Buffer, self._received)
 
     async def recv_data(self, size: int) -> bytes:
         """Reads `size` bytes: of a prefix and of a message, in turn.
 
         Raises:
-            GRPCError: the message is missing, compressed, over the limit, or ends too early, or the connection holds
-                too much of unfinished messages.
-            ClientTooSlowError: it is the call's first message, and did not come within `request_seconds`.
+            GRPCError: the message is missing, compressed, over the limit, or ends too early, or the connection has too
+                much of unfinished messages.
+            ClientTooSlowError: it is the call's first message, and did not come within `request_seconds`, or too slowly
+                while others waited for its room.
         """
-        try:
-            data = await self._recv_part(size)
-        except BaseException:
-            self._release()
-            raise
+        self._give_back()
         if self._awaits_prefix:
-            self._release()
-        return data
-
-    def _take(self, num_bytes: int) -> None:
-        """Gives their window back and counts them."""
-        assert self.id is not None  # set when the stream was made
-        self.connection.ack(self.id, num_bytes)
-        self._num_unfinished_bytes += num_bytes
-        self._unfinished.add(num_bytes)
-
-    def _release(self) -> None:
-        self._unfinished.num_bytes -= self._num_unfinished_bytes
-        self._num_unfinished_bytes = 0
-
-    async def _recv_part(self, size: int) -> bytes:
-        data = await self._read(size)
-        if not data and self._awaits_prefix and self._awaits_request and self.needs_message:
-            raise GRPCError(Status.INVALID_ARGUMENT, NO_MESSAGE)
-        if self._awaits_prefix and data:
-            self._check_prefix(data)
-        elif len(data) != size and not self._awaits_prefix:
-            raise _cut_short()
-        self._awaits_request = self._awaits_request and self._awaits_prefix
+            data = await self._read(size, None)
+            if data:
+                self._check_prefix(data)
+            elif self._awaits_request and self.needs_message:
+                raise GRPCError(Status.INVALID_ARGUMENT, NO_MESSAGE)
+        else:
+            data = await self._read_message(size)
+            self._awaits_request = False
         self._awaits_prefix = not self._awaits_prefix
         return data
+
+    async def _read_message(self, size: int) -> bytes:
+        if len(self._received) >= size:  # it came with its prefix, as most do
+            return self._received.take(size)
+        if self._received.has_ended:
+            raise _cut_short()
+        pace = _Pace()
+        room = Room(size, pace.hurry)
+        async with self._in_time(pace):
+            await self._take(room)
+            pace.begin()
+            try:
+                data = await self._read_whole(size)
+            finally:
+                self._unfinished.leave(room)
+        return data
+
+    async def _take(self, room: Room) -> None:
+        """Waits for room; what comes meanwhile is counted there, and must leave the connection its window."""
+        self._received.when_added = self._give_back
+        try:
+            await self._unfinished.take(room)
+        finally:
+            self._received.when_added = None
+
+    async def _read(self, size: int, pace: "_Pace | None") -> bytes:
+        if len(self._received) >= size:
+            return self._received.take(size)
+        async with self._in_time(pace):
+            return await self._read_whole(size)
+
+    async def _read_whole(self, size: int) -> bytes:
+        """The next `size` bytes; fewer, of a prefix alone, where the stream has ended."""
+        while len(self._received) < size and not self._received.has_ended:
+            self._open_window(size - len(self._received))
+            await self._received.wait()
+            self._give_back()
+        data = self._received.take(size)
+        if len(data) < size and (data or not self._awaits_prefix):
+            raise _cut_short()
+        return data
+
+    def _give_back(self) -> None:
+        assert self.id is not None  # set when the stream was made
+        self.connection.ack(self.id, self._received.unacked_size())
+
+    def _open_window(self, num_bytes: int) -> None:
+        """Lets so many more bytes in, if the client may not send them yet."""
+        assert self.id is not None  # set when the stream was made
+        stream = self._h2_connection.streams.get(self.id)
+        missing = 0 if stream is None else num_bytes - stream.inbound_flow_control_window
+        if missing > 0 and self.closable and not self._received.has_ended:
+            least = self.connection.stream_window if self._awaits_prefix else 0
+            self._h2_connection.increment_flow_control_window(max(missing, least), self.id)
+            self.connection.flush()
+
+    @asynccontextmanager
+    async def _in_time(self, pace: "_Pace | None") -> AsyncIterator[None]:
+        """Ends what takes longer than it may."""
+        due = self._begun_at + self._limits.request_seconds if self._awaits_request else None
+        try:
+            async with asyncio.timeout_at(due) as timeout:
+                if pace is not None:
+                    pace.timeout = timeout
+                yield
+        except TimeoutError:
+            if pace is not None and pace.seconds is not None:
+                seconds, why = pace.seconds, ", and others wait for its room"
+            else:
+                seconds, why = self._limits.request_seconds, ""
+            problem = f"the request message did not come within {seconds:g} s{why}"
+            raise ClientTooSlowError(problem) from None
 
     async def send_headers(self, headers: list[tuple[str, str]], end_stream: bool = False) -> None:
         """Sends headers or, as the last thing, the status."""
@@ -152,29 +224,43 @@ class BoundedStream(Stream):
             return False
         return self._h2_connection.local_flow_control_window(self.id) >= num_bytes
 
-    async def _read(self, size: int) -> bytes:
-        if not self._awaits_request:
-            return await self._read_whole(size)
-        try:
-            async with asyncio.timeout_at(self._request_due):
-                return await self._read_whole(size)
-        except TimeoutError:
-            seconds = self._limits.request_seconds
-            raise ClientTooSlowError(f"the request message did not come within {seconds:g} s") from None
-
-    async def _read_whole(self, size: int) -> bytes:
-        try:
-            return await super().recv_data(size)
-        except AssertionError:  # grpclib's word for a stream that ended inside a message
-            raise _cut_short() from None
-
     def _check_prefix(self, prefix: bytes) -> None:
         is_compressed, num_bytes = PREFIX.unpack(prefix)
         if is_compressed:
             raise GRPCError(Status.UNIMPLEMENTED, "compressed messages are not served")
-        if num_bytes > self._limits.max_message_bytes:
-            message = f"message of {num_bytes} bytes; allowed: {self._limits.max_message_bytes}"
+        if num_bytes > self.max_message_bytes:
+            message = f"message of {num_bytes} bytes; allowed: {self.max_message_bytes}"
             raise GRPCError(Status.RESOURCE_EXHAUSTED, message)
+
+
+class _Pace:
+    """How long one message may take while others wait.
+
+    Attributes:
+        timeout: of the message.
+        seconds: how long it may take, once others wait; None before.
+    """
+
+    def __init__(self) -> None:
+        self.timeout: asyncio.Timeout | None = None
+        self.seconds: float | None = None
+        self._begun_at = 0.0
+
+    def begin(self) -> None:
+        """The message has room from now on."""
+        self._begun_at = asyncio.get_running_loop().time()
+        if self.seconds is not None:
+            self.hurry(self.seconds)
+
+    def hurry(self, seconds: float) -> None:
+        """The message must come within so many seconds of its beginning, or as soon as it had to before."""
+        if self.timeout is None or self.timeout.expired():
+            return
+        due, now = self.timeout.when(), asyncio.get_running_loop().time()
+        begun_at = self._begun_at or now
+        if due is None or begun_at + seconds < due:
+            self.seconds = seconds
+            self.timeout.reschedule(begun_at + seconds)
 
 
 def _cut_short() -> GRPCError:
