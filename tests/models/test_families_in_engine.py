@@ -79,9 +79,10 @@ def test_a_family_says_what_its_own_generate_says(make_model: Any, admitted_fami
 def smallest_pool(module: Any, num_tokens: int) -> int:
     """The fewest blocks that hold one sequence of so many tokens, computed in chunks of 5."""
     groups = LayerGroups.of(KvLayout.from_config(module.config)).windows
+    least = max(3, 1 + len(groups))  # fewer are refused: not even a sequence of two tokens fits
     holds = (
         num_blocks
-        for num_blocks in range(2, 1000)
+        for num_blocks in range(least, 1000)
         if SchedulerConfig(num_blocks=num_blocks, block_size=4, groups=groups, max_chunk_tokens=5).max_seq_len
         >= num_tokens
     )

@@ -184,7 +184,7 @@ def test_a_recording_is_a_trace(tmp_path: Path) -> None:
         ("d.jsonl", '{"prompt": 5}\n', "line 1: prompt is '5'"),
         ("e.json", '[{"conversations": [{"from": "human"}]}]', "line 1: conversations is wrong"),
         ("f.json", "[{", "line 1: is no JSON"),
-        ("g.pykv", "pykv-recording-1", "g.pykv: byte 0"),
+        ("g.pykv", "pykv-recording-1", "g.pykv: the recording has format 1"),
     ],
 )
 def test_what_is_wrong_is_named_with_its_line(name: str, content: str, message: str, tmp_path: Path) -> None:
