@@ -207,7 +207,7 @@ def test_padding_costs_as_no_data_and_settings_by_their_number(sent, cost, size)
     for place in range(0, len(sent), size):
         meter.read(sent[place : place + size])
     meter.read(frame(0, b"", 1))
-    assert meter._level == pytest.approx(1000 - cost)
+    assert meter._allowance._level == pytest.approx(1000 - cost)
 
 
 @pytest.mark.asyncio

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 
+from pykv.service.transport.allowance import Allowance
 from pykv.service.transport.limits import TransportLimits
 
 __all__ = ["FrameMeter"]
@@ -38,11 +39,7 @@ class FrameMeter:
     """
 
     def __init__(self, limits: TransportLimits, clock: Callable[[], float] = time.monotonic) -> None:
-        self._burst = float(limits.control_frames_burst)
-        self._per_second = limits.control_frames_per_second
-        self._clock = clock
-        self._level = self._burst
-        self._filled_at = clock()
+        self._allowance = Allowance(limits, clock)
         self._num_to_skip = PREFACE_BYTES
         self._cut_header = b""
         self._awaits_continuation = False
@@ -57,7 +54,7 @@ class FrameMeter:
     @property
     def is_overdrawn(self) -> bool:
         """Whether more was charged than the peer may use."""
-        return self._level < 0.0
+        return self._allowance.is_overdrawn
 
     def read(self, data: bytes, num_streams: int = 0) -> None:
         """Charges for the frames that begin in `data`, which follows what was read before.
@@ -95,10 +92,7 @@ class FrameMeter:
 
     def charge(self, cost: float) -> None:
         """Takes from the allowance."""
-        now = self._clock()
-        gained = (now - self._filled_at) * self._per_second
-        self._level = min(self._level + gained, self._burst) - cost
-        self._filled_at = now
+        self._allowance.charge(cost)
 
 
 def _cost(kind: int, flags: int, size: int, num_streams: int) -> float:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 from grpclib.const import Status
 
+from pykv.service.transport.allowance import Allowance
 from pykv.service.transport.limits import TransportLimits
 
 __all__ = ["Refusals"]
@@ -21,27 +22,20 @@ class Refusals:
     """
 
     def __init__(self, limits: TransportLimits, clock: Callable[[], float] = time.monotonic) -> None:
-        self._burst = float(limits.control_frames_burst)
-        self._per_second = limits.control_frames_per_second
-        self._clock = clock
-        self._level = self._burst
-        self._filled_at = clock()
+        self._allowance = Allowance(limits, clock)
 
     @property
     def are_too_many(self) -> bool:
         """Whether more calls were refused than may be."""
-        return self._level < 0.0
+        return self._allowance.is_overdrawn
 
     def count(self) -> None:
         """A call was refused."""
-        now = self._clock()
-        gained = (now - self._filled_at) * self._per_second
-        self._level = min(self._level + gained, self._burst) - 1.0
-        self._filled_at = now
+        self._allowance.charge(1.0)
 
     def heed(self, status: str) -> None:
         """A call ended with this grpc-status."""
         if status in REFUSED:
             self.count()
         elif status == SERVED:
-            self._level = min(self._level + 1.0, self._burst)
+            self._allowance.give_back(1.0)
