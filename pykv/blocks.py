@@ -134,6 +134,8 @@ class BlockTable:
     def copy_on_write(self, index: int) -> tuple[int, int]:
         """Puts a block of its own in the place of a shared one. `PrefixCache.copy_on_write` also evicts a cached one.
 
+        A block that `is_writable` is replaced, too, and takes a free one for no use: ask first.
+
         Returns:
             (source, target): the blocks to copy, before the target is written.
 
@@ -216,6 +218,8 @@ class PrefixCache:
 
     def copy_on_write(self, table: BlockTable, index: int) -> tuple[int, int]:
         """Puts a block of its own in the place of a shared one, evicting a cached one where none is free.
+
+        A block that `BlockTable.is_writable` is replaced, too, and takes another one for no use: ask first.
 
         Returns:
             (source, target): the blocks to copy, before the target is written.

@@ -287,43 +287,31 @@ fn a_waiting_request_of_an_earlier_rank_pushes_out_who_is_in_flight() {
 
 #[test]
 fn samples_go_over_together_to_a_block_that_another_request_has_published_first() {
-    let mut engine = Engine::new(SchedulerConfig { max_chunk_tokens: 7, ..config(64) });
-    let tokens = prompt(0, 8);
-    let first = engine.submit(&tokens, 20, 2);
-    let chunk = engine.plan().unwrap();
-    let sampled = engine.compute(chunk);
-    engine.apply(chunk, &sampled, &[], &[]);
-    // The last token of the prompt's last block is planned as a decode, which announces nothing. The other request announces
-    // that block a step later, so the first one, whose samples share it by then, may not publish it.
-    let last = engine.plan().unwrap();
-    engine.submit(&tokens, 1, 1);
-    let twin = engine.plan().unwrap();
-    assert_eq!((last.num_tokens, last.num_samples, twin.num_samples), (1, 2, 1));
-    for plan in [last, twin] {
-        let sampled = engine.compute(plan);
-        engine.apply(plan, &sampled, &vec![Outcome::Ok; sampled.len()], &[]);
-    }
-    engine.run();
-    for child in 0..2 {
-        let output = engine.outputs[&(first.get(), child)].clone();
-        assert_eq!(output, engine.expected(&tokens, child.into(), 20));
-        let all = [tokens.clone(), output].concat();
-        assert_eq!(engine.scheduler.cached_tokens(&all, b""), 24, "all that was computed and fills a block");
-    }
-}
-
-#[test]
-fn samples_go_over_in_the_step_in_which_another_request_ends() {
-    for ends_after in 1..8 {
-        let mut engine = Engine::new(SchedulerConfig { max_chunk_tokens: 7, ..config(64) });
+    for groups in [vec![LayerGroup::Full], vec![LayerGroup::Window { tokens: 100 }]] {
+        let mut engine =
+            Engine::new(SchedulerConfig { max_chunk_tokens: 7, groups: groups.clone(), ..config(64) });
         let tokens = prompt(0, 8);
-        engine.submit(&prompt(9, 1), ends_after, 1);
         let first = engine.submit(&tokens, 20, 2);
-        assert!(engine.step());
-        engine.plan().unwrap();
+        let chunk = engine.plan().unwrap();
+        let sampled = engine.compute(chunk);
+        engine.apply(chunk, &sampled, &[], &[]);
+        // The last token of the prompt's last block is planned as a decode, which announces nothing. The other request
+        // announces that block a step later, so the first one, whose samples share it by then, may not publish it.
+        let last = engine.plan().unwrap();
         engine.submit(&tokens, 1, 1);
+        let twin = engine.plan().unwrap();
+        assert_eq!((last.num_tokens, last.num_samples, twin.num_samples), (1, 2, 1));
+        for plan in [last, twin] {
+            let sampled = engine.compute(plan);
+            engine.apply(plan, &sampled, &vec![Outcome::Ok; sampled.len()], &[]);
+        }
         engine.run();
-        assert_eq!(engine.ended.len(), 3);
-        assert_eq!(engine.outputs[&(first.get(), 1)], engine.expected(&tokens, 1, 20));
+        for child in 0..2 {
+            let output = engine.outputs[&(first.get(), child)].clone();
+            assert_eq!(output, engine.expected(&tokens, child.into(), 20));
+            let all = [tokens.clone(), output].concat();
+            let cached = engine.scheduler.cached_tokens(&all, b"");
+            assert_eq!(cached, 24, "all that was computed and fills a block, {groups:?}");
+        }
     }
 }

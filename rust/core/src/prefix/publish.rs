@@ -41,7 +41,9 @@ impl PrefixCache {
         tokens: &[TokenId],
         num_tokens: usize,
     ) -> bool {
-        self.publish_until(tables, cursor, scope, tokens, num_tokens, |_| false)
+        let is_folded = self.publish_until(tables, cursor, scope, tokens, num_tokens, |_| false);
+        self.end_where_stuck(cursor, scope, tokens, num_tokens);
+        is_folded
     }
 
     /// The same, up to the first node that a later step has announced: whether its blocks will be computed is not known
@@ -68,8 +70,6 @@ impl PrefixCache {
                 break;
             }
             if found.is_some_and(|node| !self.folds_for(node, tables, cursor.published, 1)) {
-                // Where no group keeps all positions, the blocks to come would be kept for as long as it waits.
-                cursor.has_ended = !self.keeps_all;
                 break;
             }
             let Some(node) = found.or_else(|| self.hang(fingerprint, key)) else {
@@ -166,6 +166,19 @@ impl PrefixCache {
                 || own == published
                 || self.pool.references(own) <= num_holders
         })
+    }
+
+    /// Has a sequence publish nothing more if its next block equals one that is published, a fork holds it too, and no group
+    /// keeps all positions: the blocks to come would be kept for as long as it waits.
+    pub(crate) fn end_where_stuck(
+        &self,
+        cursor: &mut Cursor,
+        scope: ScopeId,
+        tokens: &[TokenId],
+        num_tokens: usize,
+    ) {
+        let waits = !self.keeps_all && cursor.published < self.pool.block_size().full_blocks(num_tokens);
+        cursor.has_ended |= waits && self.computed_twin(*cursor, scope, tokens).is_some();
     }
 
     /// The node of a computed block that equals a sequence's next one to publish.

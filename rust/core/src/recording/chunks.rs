@@ -17,6 +17,8 @@ pub(super) enum Kind {
 /// Bytes of a kind and a length.
 const HEADER: usize = 1 + size_of::<u64>();
 const CHECKSUM: usize = size_of::<u64>();
+/// Bytes of an end mark: the number of calls.
+const END: usize = HEADER + size_of::<u64>() + CHECKSUM;
 
 /// Chunks that are written one after the other, the last one open.
 #[derive(Debug)]
@@ -86,7 +88,10 @@ pub(super) fn chunks_of(bytes: &[u8], ending: Ending) -> Result<(Vec<Chunk<'_>>,
     let mut chunks: Vec<Chunk<'_>> = Vec::new();
     loop {
         let chunk = match next_chunk(bytes, offset, chunks.len() as u64) {
-            Err(_) if ending == Ending::MayBeCut && !chunks.is_empty() => return Ok((chunks, true)),
+            Err(_) if ending == Ending::MayBeCut && !chunks.is_empty() => {
+                check_cut(bytes, offset, chunks.len() as u64)?;
+                return Ok((chunks, true));
+            }
             chunk => chunk?,
         };
         let expected =
@@ -104,6 +109,21 @@ pub(super) fn chunks_of(bytes: &[u8], ending: Ending) -> Result<(Vec<Chunk<'_>>,
         return Err(ReplayError::Malformed { offset, problem: "something follows the end mark" });
     }
     Ok((chunks, false))
+}
+
+/// Checks that the chunk that is not whole is the last thing there is: a process that died left nothing behind it.
+fn check_cut(bytes: &[u8], offset: usize, number: u64) -> Result<(), ReplayError> {
+    let ends = bytes[offset..].last_chunk::<END>().is_some_and(|end| {
+        let (kind, rest) = end.split_at(1);
+        kind[0] == Kind::End as u8 && number_from(&rest[..HEADER - 1]) == size_of::<u64>() as u64
+    });
+    let length = bytes[offset..].get(1..HEADER).and_then(|length| usize::try_from(number_from(length)).ok());
+    let next = length.and_then(|length| (offset + HEADER + CHECKSUM).checked_add(length));
+    let goes_on = next.is_some_and(|next| next <= bytes.len() && next_chunk(bytes, next, number + 1).is_ok());
+    if ends || goes_on {
+        return Err(ReplayError::Malformed { offset, problem: "this chunk was damaged: others follow it" });
+    }
+    Ok(())
 }
 
 /// Returns where the first chunk begins.

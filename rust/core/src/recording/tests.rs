@@ -229,6 +229,29 @@ fn every_changed_bit_is_found() {
 }
 
 #[test]
+fn damage_is_no_cut() {
+    let (recording, ends) = short_recording();
+    let (first, third, end) = (ends[0], ends[2], ends[3]);
+    for bytes in [&recording[..], &recording[..third], &recording[..third + 5]] {
+        // Of a cut recording the last whole chunk can be said to be damaged by none behind it.
+        let last = if bytes.len() == recording.len() { end } else { ends[1] };
+        for place in 8 * first..8 * last {
+            let mut changed = bytes.to_vec();
+            changed[place / 8] ^= 1 << (place % 8);
+            let is_length = ends.iter().any(|&start| (start + 1..start + 9).contains(&(place / 8)));
+            let result = replay(&changed, Ending::MayBeCut);
+            // Where a chunk without end mark behind it tells a wrong length, nothing behind it can be found.
+            if !is_length || bytes.len() == recording.len() {
+                let error = result.unwrap_err().to_string();
+                assert!(error.contains("was damaged: others follow it"), "bit {place}: {error}");
+            }
+        }
+    }
+    let without_second = [&recording[..ends[1]], &recording[ends[2]..]].concat();
+    assert!(replay(&without_second, Ending::MayBeCut).is_err());
+}
+
+#[test]
 fn chunks_that_are_left_out_doubled_moved_or_added_are_found() {
     let (recording, ends) = short_recording();
     let [first, second, third, end] = ends[..] else { panic!("three calls") };

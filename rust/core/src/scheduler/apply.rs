@@ -271,6 +271,8 @@ impl Scheduler {
             while self.sequences[index].is_fork && self.fold_forks(index) {
                 self.publish_computed(index);
             }
+            let Sequence { cursor, scope, tokens, num_computed, .. } = &mut self.sequences[index];
+            self.cache.end_where_stuck(cursor, *scope, tokens, *num_computed);
         }
         self.states_computed(index);
         if !self.sequences[index].has_computed {
