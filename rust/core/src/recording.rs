@@ -13,12 +13,14 @@
 //! known by the lacking end.
 
 mod chunks;
+mod error;
 mod reader;
 mod writer;
 
 use xxhash_rust::xxh3::Xxh3;
 
-pub use reader::{Ending, RecordedRequest, ReplayError, Replayed, recorded_requests, replay};
+pub use error::{Ending, ReplayError};
+pub use reader::{RecordedRequest, Replayed, recorded_requests, replay};
 use writer::Writer;
 
 use crate::error::{Error, Result};

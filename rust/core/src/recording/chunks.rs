@@ -2,7 +2,7 @@
 
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-use super::reader::{Ending, ReplayError};
+use super::error::{Ending, ReplayError};
 use super::{FORMAT, NAME};
 
 /// What a chunk holds.

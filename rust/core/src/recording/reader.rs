@@ -1,6 +1,7 @@
 //! Bytes as calls, made again on a new scheduler.
 
 use super::chunks::{Chunk, Kind, chunks_of, number_from};
+use super::error::{Ending, ReplayError};
 use super::{RecordedScheduler, Verb, digest_of, plan_digest};
 use crate::error::Error;
 use crate::groups::LayerGroup;
@@ -15,15 +16,6 @@ use crate::units::{RequestId, TokenId};
 /// Memory that a replay may take: far more than any real scheduler's, and less than would take a machine down.
 const MAX_REPLAY_BYTES: u128 = 4 << 30;
 
-/// Whether a recording must have its end.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ending {
-    /// It must: what has none is refused.
-    Complete,
-    /// It may be cut, as a process leaves it that died: what comes before the first chunk that is not whole counts.
-    MayBeCut,
-}
-
 /// A recording that was replayed and agreed in every call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Replayed {
@@ -33,54 +25,6 @@ pub struct Replayed {
     pub num_plans: u64,
     /// Whether the recording has no end: more calls may have been made.
     pub is_cut: bool,
-}
-
-/// Why a recording could not be replayed to its end.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum ReplayError {
-    /// The recording has another format.
-    #[error("the recording has format {found}: this version reads format {read}")]
-    Format {
-        /// Its format.
-        found: char,
-        /// The one that is read.
-        read: char,
-    },
-    /// The recording ends without its end mark.
-    #[error(
-        "the recording is cut at byte {offset}, without its end mark: what comes before can be replayed if it may be cut"
-    )]
-    Cut {
-        /// Where the last whole chunk ends.
-        offset: usize,
-    },
-    /// The bytes are no recording, or were damaged.
-    #[error("byte {offset} of the recording: {problem}")]
-    Malformed {
-        /// Where.
-        offset: usize,
-        /// What is wrong there.
-        problem: &'static str,
-    },
-    /// The recorded options are not allowed.
-    #[error("the recorded options are refused: {0}")]
-    Options(Error),
-    /// The recorded options ask for more memory than a replay may take.
-    #[error("the recorded options ask for {bytes} bytes of memory: allowed are {limit}")]
-    TooLarge {
-        /// What the scheduler and its arrays would take.
-        bytes: u128,
-        /// The most that a replay takes.
-        limit: u128,
-    },
-    /// A call decided otherwise than it did when it was recorded.
-    #[error("call {call} ({verb}) decided otherwise than it did when it was recorded")]
-    Diverged {
-        /// Which call, counted from 0.
-        call: u64,
-        /// Its verb.
-        verb: String,
-    },
 }
 
 /// A request that was submitted while a scheduler was recorded.

@@ -3,7 +3,7 @@
 use smallvec::smallvec;
 
 use super::sequence::{SeqIndex, SeqKey, Sequence};
-use super::states::SequenceStates;
+use super::sequence_states::SequenceStates;
 use super::step::{Scheduled, Step};
 use super::{RequestSummary, Scheduler};
 use crate::error::{Error, Result};

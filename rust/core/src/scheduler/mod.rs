@@ -27,6 +27,7 @@ mod ranks;
 mod request;
 mod retention;
 mod sequence;
+mod sequence_states;
 mod simulated;
 mod speculation;
 mod states;
@@ -69,8 +70,8 @@ use in_flight::InFlight;
 use pause::Paused;
 use request::{Deadline, Request};
 use sequence::{Arena, SeqIndex, SeqKey, Sequence};
+use sequence_states::SequenceStates;
 use speculation::Drafts;
-use states::SequenceStates;
 use stats::Totals;
 
 /// The scheduler of one pool.

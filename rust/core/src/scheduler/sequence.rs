@@ -10,7 +10,7 @@
 
 use smallvec::SmallVec;
 
-use super::states::SequenceStates;
+use super::sequence_states::SequenceStates;
 use crate::groups::Tables;
 use crate::prefix::{Cursor, ScopeId};
 use crate::units::{BlockSize, RequestId, Row, TokenId};
