@@ -9,8 +9,11 @@ use pykv_core::policy::preemption::PreemptionMode;
 use pykv_core::scheduler::{
     AdmissionPolicy, FinishReason, Outcome, OwnedArrays, Plan, Sampled, Submission, TableSync,
 };
-use pykv_core::{Error, LayerGroup, Scheduler, SchedulerConfig, TokenId};
+use pykv_core::{Error, LayerGroup, RequestId, Scheduler, SchedulerConfig, TokenId};
 use support::Engine;
+
+const FULL: LayerGroup = LayerGroup::Full;
+const WINDOW: LayerGroup = LayerGroup::Window { tokens: 20 };
 
 fn config(num_blocks: usize) -> SchedulerConfig {
     SchedulerConfig {
@@ -312,6 +315,103 @@ fn samples_go_over_together_to_a_block_that_another_request_has_published_first(
             let all = [tokens.clone(), output].concat();
             let cached = engine.scheduler.cached_tokens(&all, b"");
             assert_eq!(cached, 24, "all that was computed and fills a block, {groups:?}");
+        }
+    }
+}
+
+/// The first prompt gets chunks of 32 tokens, all others together what is left of a step.
+fn fast_and_slow(groups: &[LayerGroup], rest: usize) -> Engine {
+    Engine::new(SchedulerConfig {
+        max_chunk_tokens: 32,
+        max_num_batched_tokens: 32 + rest,
+        max_model_len: 1000,
+        groups: groups.to_vec(),
+        ..config(400)
+    })
+}
+
+fn apply(engine: &mut Engine, plan: Plan, failed_rows: &[usize]) {
+    let sampled = engine.compute_failing(plan, failed_rows);
+    engine.apply(plan, &sampled, &vec![Outcome::Ok; sampled.len()], failed_rows);
+}
+
+/// Of two equal prompts the second gets few tokens a step. Each of its blocks is announced by a step that is in flight when
+/// the first one has computed the same.
+fn two_equal_prompts(groups: &[LayerGroup], plans: usize) -> (Engine, [RequestId; 2], Vec<TokenId>) {
+    let (mut engine, tokens) = (fast_and_slow(groups, 4), prompt(0, 600));
+    let first = engine.submit(&tokens, 4, 1);
+    engine.plan().unwrap();
+    let second = engine.submit(&tokens, 4, 1);
+    for _ in 0..plans {
+        engine.step();
+    }
+    (engine, [first, second], tokens)
+}
+
+#[test]
+fn who_computes_a_block_first_publishes_it_though_a_later_step_has_announced_it() {
+    for groups in [vec![FULL], vec![WINDOW], vec![FULL, WINDOW]] {
+        let (mut engine, requests, tokens) = two_equal_prompts(&groups, 0);
+        let mut most = 0;
+        while engine.ended.is_empty() {
+            assert!(engine.step());
+            most = most.max(engine.scheduler.stats().blocks.active);
+        }
+        assert_eq!(engine.ended[0].request, requests[0]);
+        let all = [tokens.clone(), engine.outputs[&(requests[0].get(), 0)].clone()].concat();
+        assert_eq!(engine.scheduler.cached_tokens(&all, b""), 600, "all that was computed, {groups:?}");
+        engine.run();
+        for request in requests {
+            assert_eq!(engine.outputs[&(request.get(), 0)], engine.expected(&tokens, 0, 4), "{groups:?}");
+        }
+        if groups == [WINDOW] {
+            // The window and three chunks of the first, as many tokens of the second as a step gives it.
+            assert!(most <= 2 * (20 + 2) / 4 + 3 * (32 + 4) / 4, "{most} blocks");
+        }
+    }
+}
+
+#[test]
+fn what_was_taken_over_stays_though_the_step_that_announced_it_fails() {
+    for groups in [vec![FULL], vec![WINDOW], vec![FULL, WINDOW]] {
+        for (plans, discards) in (1..12).flat_map(|plans| [(plans, false), (plans, true)]) {
+            let (mut engine, requests, tokens) = two_equal_prompts(&groups, plans);
+            let Some(plan) = engine.oldest() else { panic!("a step is in flight") };
+            if discards {
+                engine.discard(plan);
+            } else {
+                apply(&mut engine, plan, &[plan.num_batch_rows - 1]);
+            }
+            engine.run();
+            let output = engine.outputs[&(requests[0].get(), 0)].clone();
+            assert_eq!(output, engine.expected(&tokens, 0, 4));
+            assert_eq!(engine.scheduler.cached_tokens(&tokens, b""), 600, "{groups:?} {plans} {discards}");
+        }
+    }
+}
+
+#[test]
+fn what_others_share_of_an_announced_block_is_not_taken_over() {
+    for groups in [vec![FULL], vec![WINDOW], vec![FULL, WINDOW]] {
+        let (mut engine, tokens) = (fast_and_slow(&groups, 12), prompt(0, 600));
+        let first = engine.submit(&tokens, 4, 1);
+        let mut plans = vec![engine.plan().unwrap()];
+        engine.submit(&tokens[..96], 4, 1);
+        for _ in 0..2 {
+            plans.push(engine.plan().unwrap());
+            apply(&mut engine, plans[plans.len() - 2], &[]);
+        }
+        // The second one ends its prompt in this step, and a third one shares what it is to compute.
+        let third = engine.submit(&tokens, 4, 1);
+        let last = engine.plan().unwrap();
+        assert_eq!((last.num_batch_rows, last.num_tokens), (3, 32 + 8 + 4));
+        // The first one has computed the same by now. Yet it is the second one's block that the third one reads.
+        apply(&mut engine, plans[2], &[]);
+        apply(&mut engine, last, &[1]);
+        engine.run();
+        for request in [first, third] {
+            let output = engine.outputs[&(request.get(), 0)].clone();
+            assert_eq!(output, engine.expected(&tokens, 0, 4), "{groups:?}");
         }
     }
 }

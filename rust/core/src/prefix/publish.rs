@@ -28,6 +28,14 @@ impl Announced {
     }
 }
 
+/// How far publishing has come.
+pub(crate) struct Published {
+    /// Whether a table went over to published blocks.
+    pub(crate) is_folded: bool,
+    /// The node at which it stopped, since a later step is to fill it.
+    pub(crate) waits_for: Option<NodeId>,
+}
+
 impl PrefixCache {
     /// Makes a sequence's full blocks findable up to the first `num_tokens` of `tokens`. Where an equal block is published
     /// already, the table goes over to that one and gives its own back, unless a fork holds that too: then publishing goes on
@@ -41,12 +49,13 @@ impl PrefixCache {
         tokens: &[TokenId],
         num_tokens: usize,
     ) -> bool {
-        let is_folded = self.publish_until(tables, cursor, scope, tokens, num_tokens, |_| false);
-        self.end_where_stuck(cursor, scope, tokens, num_tokens);
+        let Published { is_folded, .. } =
+            self.publish_until(tables, cursor, scope, tokens, num_tokens, |_| false);
+        self.end_where_stuck(cursor, scope, tokens, num_tokens, usize::MAX);
         is_folded
     }
 
-    /// The same, up to the first node that a later step has announced: whether its blocks will be computed is not known
+    /// The same, up to the first node that a later step has announced: whether that step computes its blocks is not known
     /// yet. The next call tries again.
     pub(crate) fn publish_until(
         &mut self,
@@ -56,9 +65,9 @@ impl PrefixCache {
         tokens: &[TokenId],
         num_tokens: usize,
         is_later: impl Fn((NodeId, u64)) -> bool,
-    ) -> bool {
+    ) -> Published {
         let size = self.pool.block_size();
-        let mut is_folded = false;
+        let (mut is_folded, mut waits_for) = (false, None);
         while self.goes_on(*cursor) && cursor.published < size.full_blocks(num_tokens) {
             let start = cursor.published * size.tokens();
             let run = &tokens[start..start + size.tokens()];
@@ -66,7 +75,9 @@ impl PrefixCache {
             let key = Key { parent: cursor.parent, scope: own, binding, tokens: run };
             let fingerprint = self.tree.fingerprint_of(key);
             let found = self.tree.find_at(fingerprint, key);
-            if found.is_some_and(|node| !self.tree.is_computed(node) && is_later((node, self.generation))) {
+            waits_for =
+                found.filter(|&node| !self.tree.is_computed(node) && is_later((node, self.generation)));
+            if waits_for.is_some() {
                 break;
             }
             if found.is_some_and(|node| !self.folds_for(node, tables, cursor.published, 1)) {
@@ -86,7 +97,24 @@ impl PrefixCache {
             cursor.parent = node;
             cursor.published += 1;
         }
-        is_folded
+        Published { is_folded, waits_for }
+    }
+
+    /// Gives a node that a step in flight is to fill the blocks of a sequence that has computed them already, unless others
+    /// share those that it has. Who announced it goes over to these when it publishes its own. Returns whether that was done.
+    pub(crate) fn take_over(&mut self, node: NodeId, tables: &[BlockTable], index: usize) -> bool {
+        let is_shared = |&block: &BlockId| block != BlockId::NULL && self.pool.references(block) > 1;
+        if self.tree.blocks(node).iter().any(is_shared) {
+            return false;
+        }
+        for (group, table) in tables.iter().enumerate() {
+            self.detach(node, group);
+            let own = table.blocks()[index];
+            if own != BlockId::NULL {
+                self.attach(node, group, own);
+            }
+        }
+        true
     }
 
     /// Makes blocks findable that the step being planned will fill, so that others planned in it can share them.
@@ -168,17 +196,23 @@ impl PrefixCache {
         })
     }
 
-    /// Has a sequence publish nothing more if its next block equals one that is published, a fork holds it too, and no group
-    /// keeps all positions: the blocks to come would be kept for as long as it waits.
+    /// Has a sequence publish nothing more where no group keeps all positions, and what it has computed would be kept for as
+    /// long as it waits: its next block equals one that is published and a fork holds it too, or more than `most_late` of its
+    /// tokens wait for others to compute theirs.
     pub(crate) fn end_where_stuck(
         &self,
         cursor: &mut Cursor,
         scope: ScopeId,
         tokens: &[TokenId],
         num_tokens: usize,
+        most_late: usize,
     ) {
-        let waits = !self.keeps_all && cursor.published < self.pool.block_size().full_blocks(num_tokens);
-        cursor.has_ended |= waits && self.computed_twin(*cursor, scope, tokens).is_some();
+        let size = self.pool.block_size();
+        if self.keeps_all || cursor.published >= size.full_blocks(num_tokens) {
+            return;
+        }
+        cursor.has_ended |= num_tokens - cursor.published * size.tokens() > most_late
+            || self.computed_twin(*cursor, scope, tokens).is_some();
     }
 
     /// The node of a computed block that equals a sequence's next one to publish.

@@ -272,7 +272,7 @@ impl Scheduler {
                 self.publish_computed(index);
             }
             let Sequence { cursor, scope, tokens, num_computed, .. } = &mut self.sequences[index];
-            self.cache.end_where_stuck(cursor, *scope, tokens, *num_computed);
+            self.cache.end_where_stuck(cursor, *scope, tokens, *num_computed, self.config.chunk());
         }
         self.states_computed(index);
         if !self.sequences[index].has_computed {
@@ -282,20 +282,6 @@ impl Scheduler {
         if again > 0 {
             self.totals.recomputed_tokens += again as u64;
             self.request_of(index).recomputed_tokens += again;
-        }
-    }
-
-    fn publish_computed(&mut self, index: SeqIndex) {
-        let sequence = &mut self.sequences[index];
-        let Sequence { tables, cursor, scope, tokens, num_computed, .. } = sequence;
-        let later = self.in_flight.oldest();
-        let is_later = |place| {
-            let announced = later.into_iter().flat_map(|step| &step.announced);
-            announced.into_iter().any(|filled| filled.announced.place() == place)
-        };
-        if self.cache.publish_until(tables, cursor, *scope, tokens, *num_computed, is_later) {
-            self.next_epoch += 1;
-            sequence.epoch = self.next_epoch;
         }
     }
 

@@ -34,6 +34,7 @@ mod states;
 mod stats;
 mod step;
 mod swap;
+mod takeover;
 mod write;
 
 use std::collections::{BTreeMap, BTreeSet};
