@@ -31,6 +31,8 @@ pub use retention::{Lease, PRIORITY_RANGE, Retention};
 pub use scope::{Media, ScopeId};
 pub use tree::NodeId;
 
+use std::cmp::Ordering;
+
 use smallvec::SmallVec;
 
 use crate::error::{Error, Result};
@@ -289,9 +291,15 @@ impl PrefixCache {
         self.scopes.leave(scope);
     }
 
-    /// How many of the first `num_blocks` blocks of two sequences bind the same scope and media.
-    pub(crate) fn common_bindings(&self, first: ScopeId, second: ScopeId, num_blocks: usize) -> usize {
-        self.scopes.common_blocks(first, second, num_blocks)
+    /// The first block in which two sequences bind different scopes or media, and how those compare.
+    pub(crate) fn compare_bindings(&self, first: ScopeId, second: ScopeId) -> (usize, Ordering) {
+        self.scopes.compare(first, second)
+    }
+
+    /// What a sequence's block binds.
+    #[cfg(all(test, not(loom)))]
+    pub(crate) fn binding(&self, scope: ScopeId, index: usize) -> ScopeId {
+        self.scopes.of_block(scope, index).0
     }
 
     /// Scopes in use: by whoever entered them, or by published blocks.

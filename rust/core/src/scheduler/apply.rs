@@ -79,13 +79,14 @@ impl Scheduler {
         // Nothing below can fail.
         let mut step = self.in_flight.take_oldest().expect("it was checked");
         step.sources.clear();
-        self.withdraw_failed(&step, |row| sampled.failed_rows.contains(&row));
+        step.fail(sampled.failed_rows.iter().copied());
+        self.withdraw_failed(&step);
         let mut first = 0;
         for (batch_row, scheduled) in step.rows.iter().enumerate() {
             let samples = first..first + scheduled.num_samples;
             first = samples.end;
             self.sequences[scheduled.sequence].num_in_flight -= 1;
-            let has_failed = sampled.failed_rows.contains(&batch_row);
+            let has_failed = step.has_failed(batch_row);
             match self.fate(scheduled, has_failed) {
                 FinishReason::None if self.sequences[scheduled.sequence].num_drafts > 0 => {
                     let agreeing = self.agreeing(scheduled, &sampled.tokens[samples.clone()]);
@@ -124,7 +125,8 @@ impl Scheduler {
     /// Takes the newest step back.
     fn discard_step(&mut self, mut step: Step) {
         step.sources.clear();
-        self.withdraw_failed(&step, |_| true);
+        step.fail(0..step.rows.len());
+        self.withdraw_failed(&step);
         for scheduled in &step.rows {
             let index = scheduled.sequence;
             self.keep_drafts(index, 0);
@@ -333,6 +335,7 @@ impl Scheduler {
             starts_cold: false,
             started_before: true,
             has_computed: true,
+            is_listed: false,
             passed: 0,
             counted_output: leader.counted_output,
             swapped: None,

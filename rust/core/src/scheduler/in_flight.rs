@@ -144,9 +144,8 @@ impl Scheduler {
                 continue;
             }
             self.aborts.push(request);
-            for &index in &self.running {
-                let sequence = &mut self.sequences[index];
-                sequence.is_leaving |= sequence.key.request == request;
+            for place in self.running_of(request) {
+                self.sequences[self.running[place]].is_leaving = true;
             }
         }
     }

@@ -19,10 +19,12 @@ mod fair;
 mod flight;
 mod folding;
 mod in_flight;
+mod misses;
 mod pages;
 mod partial;
 mod pause;
 mod plan;
+mod prefilling;
 mod ranks;
 mod request;
 mod retention;
@@ -68,6 +70,7 @@ use admission::Room;
 use buffers::Identity;
 use in_flight::InFlight;
 use pause::Paused;
+use prefilling::Prefilling;
 use request::{Deadline, Request};
 use sequence::{Arena, SeqIndex, SeqKey, Sequence};
 use sequence_states::SequenceStates;
@@ -107,6 +110,7 @@ pub struct Scheduler {
     /// Whether some of them may have stopped since the last step was over.
     has_stopped: bool,
     paused: Paused,
+    prefilling: Prefilling,
     /// Samples that the step at hand has forked off.
     forked: Vec<SeqIndex>,
     free_rows: Vec<Row>,
@@ -171,6 +175,7 @@ impl Scheduler {
             running: Vec::with_capacity(config.max_num_seqs),
             has_stopped: false,
             paused: Paused::default(),
+            prefilling: Prefilling::default(),
             forked: Vec::new(),
             free_rows: (0..config.max_num_seqs as u32).rev().map(Row::new).collect(),
             identity: Identity::default(),
@@ -229,10 +234,10 @@ impl Scheduler {
     /// Ends a request: at once, or with the last step in flight that has a row for it. Returns whether it lived.
     pub fn abort(&mut self, request: RequestId) -> bool {
         let Some(entry) = self.requests.get_mut(&request) else { return false };
-        entry.summary.aborted = true;
+        let is_new = !std::mem::replace(&mut entry.summary.aborted, true);
         if self.in_flight.is_empty() {
             self.end_request(request);
-        } else {
+        } else if is_new {
             self.aborts.push(request);
         }
         true
@@ -337,6 +342,7 @@ impl Scheduler {
             starts_cold: false,
             started_before: false,
             has_computed: false,
+            is_listed: false,
             passed: 0,
             counted_output: 0,
             swapped: None,
@@ -422,9 +428,15 @@ impl Scheduler {
         let mut indices: Vec<SeqIndex> =
             self.waiting_of(request).into_iter().map(|(_, index)| index).collect();
         indices.extend(self.take_paused(request));
-        let ends = |sequence: &Sequence| sequence.key.request == request && !sequence.is_in_flight();
-        indices.extend(self.running.iter().filter(|&&index| ends(&self.sequences[index])));
-        self.running.retain(|index| !indices.contains(index));
+        let mut running = self.running_of(request);
+        while !running.is_empty() {
+            if self.sequences[self.running[running.start]].is_in_flight() {
+                running.start += 1;
+            } else {
+                indices.push(self.running.remove(running.start));
+                running.end -= 1;
+            }
+        }
         indices.into_iter().for_each(|index| self.end_sequence(index));
         self.sequences.recycle();
     }
@@ -435,6 +447,15 @@ impl Scheduler {
         let first = SeqKey { rank: entry.rank, request, child: 0 };
         let waiting = self.waiting.range(first..=SeqKey { child: u32::MAX, ..first });
         waiting.map(|(&key, &index)| (key, index)).collect()
+    }
+
+    /// The places among those that run of a request's sequences: they stand together. Nobody there may have stopped.
+    fn running_of(&self, request: RequestId) -> std::ops::Range<usize> {
+        let Some(entry) = self.requests.get(&request) else { return 0..0 };
+        let ends_before =
+            |index: SeqIndex, child| self.sequences[index].key < SeqKey { rank: entry.rank, request, child };
+        let first = self.running.partition_point(|&index| ends_before(index, 0));
+        first..self.running.partition_point(|&index| ends_before(index, u32::MAX))
     }
 
     /// Everything that holds rows and blocks.
@@ -457,8 +478,8 @@ impl Scheduler {
             && deadline < now
         {
             self.deadlines.pop_first();
-            let running = self.running.iter().any(|&index| self.sequences[index].key.request == request);
-            if let Some(entry) = self.requests.get_mut(&request).filter(|_| !running) {
+            let runs = !self.running_of(request).is_empty();
+            if let Some(entry) = self.requests.get_mut(&request).filter(|_| !runs) {
                 entry.summary.expired = true;
                 self.end_request(request);
             }

@@ -204,6 +204,7 @@ impl Scheduler {
     /// Starts waiting sequences in order. One that does not fit may be passed by those behind it, a bounded number of
     /// times.
     fn admit_waiting(&mut self, step: &mut Step) -> Result<()> {
+        self.prefilling.num_rows = None;
         while self.queue_changed && step.num_tokens < self.config.max_num_batched_tokens {
             // Looked at again when something has changed; that some of these start is a change.
             self.queue_changed = false;

@@ -91,6 +91,8 @@ pub(super) struct Sequence {
     /// Whether a start of it has counted: something came of it, or it was preempted.
     pub(super) started_before: bool,
     pub(super) has_computed: bool,
+    /// Whether it stands among the prompts that are known to be computed in chunks.
+    pub(super) is_listed: bool,
     /// How often a sequence that came later started before it.
     pub(super) passed: usize,
     /// Output tokens that were counted for each of its samples when it started, under fair shares.
