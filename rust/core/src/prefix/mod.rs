@@ -37,7 +37,7 @@ use smallvec::SmallVec;
 
 use crate::error::{Error, Result};
 use crate::groups::{LayerGroup, Tables};
-use crate::memory::check_room;
+use crate::memory::check_memory;
 use crate::pool::{BlockCounts, BlockPool};
 use crate::table::{BlockCopy, BlockTable};
 use crate::units::{BlockId, BlockSize, TokenId};
@@ -225,8 +225,8 @@ impl PrefixCache {
         }
         // What the tree, the eviction order and the lists of blocks take; then the events.
         let (num_blocks, tokens) = (pool.num_blocks(), size_of::<TokenId>() * key_size.tokens());
-        check_room("a prefix cache over this many blocks", num_blocks, 64 + tokens)?;
-        check_room(
+        check_memory("a prefix cache over this many blocks", num_blocks, 64 + tokens)?;
+        check_memory(
             "a log of max_kv_events",
             options.max_events,
             80 + size_of::<TokenId>() * pool.block_size().tokens(),

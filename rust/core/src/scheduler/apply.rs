@@ -1,13 +1,9 @@
 //! `apply`: what the step's results mean, and `discard` for a step that gave none.
 
-use smallvec::smallvec;
-
-use super::sequence::{SeqIndex, SeqKey, Sequence};
-use super::sequence_states::SequenceStates;
+use super::sequence::{SeqIndex, Sequence};
 use super::step::{Scheduled, Step};
 use super::{RequestSummary, Scheduler};
 use crate::error::{Error, Result};
-use crate::table::BlockTable;
 use crate::units::TokenId;
 
 /// What the caller makes of one sample.
@@ -305,42 +301,7 @@ impl Scheduler {
     fn fork(&mut self, leader: SeqIndex, child: usize) -> SeqIndex {
         let epoch = self.new_epoch();
         let leader = &self.sequences[leader];
-        let mut fork = Sequence {
-            key: SeqKey { child: leader.key.child + child as u32, ..leader.key },
-            scope: leader.scope,
-            tokens: leader.tokens.clone(),
-            prompt_len: leader.prompt_len,
-            max_tokens: leader.max_tokens,
-            max_len: leader.max_len,
-            num_computed: leader.num_computed,
-            num_planned: leader.num_planned,
-            num_in_flight: 0,
-            sample: 0,
-            placeholder: None,
-            is_leaving: false,
-            has_ended: false,
-            is_void: false,
-            num_drafts: 0,
-            high_water: leader.high_water,
-            is_guarded: false,
-            tables: leader.tables.iter().map(BlockTable::fork).collect(),
-            cursor: leader.cursor,
-            epoch,
-            rows: smallvec![leader.rows[child]],
-            states: leader.states.working.get(child).copied().map(SequenceStates::forked).unwrap_or_default(),
-            num_samples: 1,
-            is_fork: true,
-            shared_blocks: self.block_size.full_blocks(leader.num_computed),
-            reuse_cached: leader.reuse_cached,
-            starts_cold: false,
-            started_before: true,
-            has_computed: true,
-            is_listed: false,
-            passed: 0,
-            counted_output: leader.counted_output,
-            swapped: None,
-            stalled_since: None,
-        };
+        let mut fork = leader.fork(child, self.block_size.full_blocks(leader.num_computed), epoch);
         fork.reserve(self.block_size);
         let index = self.sequences.insert(fork);
         self.forked.push(index);

@@ -1,7 +1,7 @@
 //! One step: what a plan decided.
 
-use super::flight::Flight;
 use super::sequence::{SeqIndex, Swapped};
+use super::watch::Watched;
 use crate::groups::Tables;
 use crate::prefix::Announced;
 use crate::states::StateCopy;
@@ -72,7 +72,7 @@ pub(super) struct Filled {
 #[derive(Debug, Default)]
 pub(super) struct Step {
     pub(super) id: u64,
-    pub(super) flight: Flight,
+    pub(super) watched: Watched,
     pub(super) rows: Vec<Scheduled>,
     pub(super) num_decodes: usize,
     pub(super) num_draft_rows: usize,
