@@ -15,7 +15,7 @@
 
 use crate::error::{Error, Result};
 use crate::freelist::{Chain, FreeList};
-use crate::memory::check_room;
+use crate::memory::check_memory;
 use crate::sync::{Arc, AtomicU32, AtomicU64, Ordering};
 use crate::units::{BlockId, BlockSize};
 
@@ -62,7 +62,7 @@ impl BlockPool {
         if !(2..=1 << 30).contains(&num_blocks) {
             return Err(Error::config("num_blocks", num_blocks, "2 to 1073741824 (block 0 is reserved)"));
         }
-        check_room("a pool of this many blocks", num_blocks, BYTES_PER_BLOCK)?;
+        check_memory("a pool of this many blocks", num_blocks, BYTES_PER_BLOCK)?;
         let inner = Inner {
             block_size,
             words: (0..num_blocks).map(|_| AtomicU32::new(0)).collect(),

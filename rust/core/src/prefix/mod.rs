@@ -31,11 +31,13 @@ pub use retention::{Lease, PRIORITY_RANGE, Retention};
 pub use scope::{Media, ScopeId};
 pub use tree::NodeId;
 
+use std::cmp::Ordering;
+
 use smallvec::SmallVec;
 
 use crate::error::{Error, Result};
 use crate::groups::{LayerGroup, Tables};
-use crate::memory::check_room;
+use crate::memory::check_memory;
 use crate::pool::{BlockCounts, BlockPool};
 use crate::table::{BlockCopy, BlockTable};
 use crate::units::{BlockId, BlockSize, TokenId};
@@ -223,8 +225,8 @@ impl PrefixCache {
         }
         // What the tree, the eviction order and the lists of blocks take; then the events.
         let (num_blocks, tokens) = (pool.num_blocks(), size_of::<TokenId>() * key_size.tokens());
-        check_room("a prefix cache over this many blocks", num_blocks, 64 + tokens)?;
-        check_room(
+        check_memory("a prefix cache over this many blocks", num_blocks, 64 + tokens)?;
+        check_memory(
             "a log of max_kv_events",
             options.max_events,
             80 + size_of::<TokenId>() * pool.block_size().tokens(),
@@ -289,9 +291,15 @@ impl PrefixCache {
         self.scopes.leave(scope);
     }
 
-    /// How many of the first `num_blocks` blocks of two sequences bind the same scope and media.
-    pub(crate) fn common_bindings(&self, first: ScopeId, second: ScopeId, num_blocks: usize) -> usize {
-        self.scopes.common_blocks(first, second, num_blocks)
+    /// The first block in which two sequences bind different scopes or media, and how those compare.
+    pub(crate) fn compare_bindings(&self, first: ScopeId, second: ScopeId) -> (usize, Ordering) {
+        self.scopes.compare(first, second)
+    }
+
+    /// What a sequence's block binds.
+    #[cfg(all(test, not(loom)))]
+    pub(crate) fn binding(&self, scope: ScopeId, index: usize) -> ScopeId {
+        self.scopes.of_block(scope, index).0
     }
 
     /// Scopes in use: by whoever entered them, or by published blocks.

@@ -7,6 +7,8 @@
 //! begins is bound once more, by the medium's hash and its offset: whoever hits that block, or any below, has the same
 //! medium at the same place.
 
+use std::cmp::Ordering;
+
 use hashbrown::HashMap;
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -171,13 +173,32 @@ impl Scopes {
         (own, if own == ScopeId::UNBOUND { 0 } else { self.entry(own).fingerprint })
     }
 
-    /// How many of the first `num_blocks` blocks of two sequences bind the same.
-    pub(crate) fn common_blocks(&self, first: ScopeId, second: ScopeId, num_blocks: usize) -> usize {
-        if first == second {
-            return num_blocks;
+    /// The first block in which two sequences bind different things, if any ([`usize::MAX`] if none), and which of the two
+    /// stands first in some order.
+    pub(crate) fn compare(&self, first: ScopeId, second: ScopeId) -> (usize, Ordering) {
+        let own = [first, second].map(|scope| self.of_block(scope, 0).0);
+        if own[0] != own[1] {
+            return (0, own[0].cmp(&own[1]));
         }
-        let same = |&index: &usize| self.of_block(first, index) == self.of_block(second, index);
-        (0..num_blocks).take_while(same).count()
+        let (first, second) = (self.media_blocks(first), self.media_blocks(second));
+        let same = first.iter().zip(second).take_while(|(first, second)| first == second).count();
+        match (first.get(same), second.get(same)) {
+            (Some(first), Some(second)) if first.0 == second.0 => (first.0, first.1.cmp(&second.1)),
+            // Who binds nothing there stands last.
+            (Some(first), second) if second.is_none_or(|second| first.0 < second.0) => {
+                (first.0, Ordering::Less)
+            }
+            (_, Some(second)) => (second.0, Ordering::Greater),
+            _ => (usize::MAX, Ordering::Equal),
+        }
+    }
+
+    /// The blocks of a sequence in which media begin, in order, with their scopes.
+    fn media_blocks(&self, scope: ScopeId) -> &[(usize, ScopeId)] {
+        match &self.entry(scope).kind {
+            Kind::Sequence { blocks, .. } => blocks,
+            Kind::Base | Kind::Media { .. } => &[],
+        }
     }
 
     /// The bytes of a sequence's scope, media aside.
@@ -291,6 +312,29 @@ mod tests {
         scopes.leave(scope);
         scopes.leave(base);
         assert_eq!(scopes.len(), 0);
+    }
+
+    #[test]
+    fn the_first_block_that_binds_otherwise_is_found_and_orders_sequences() {
+        let mut scopes = Scopes::default();
+        let media = |offset, hash| Media { offset, hash };
+        let cases: [(&[u8], &[Media<'_>]); 7] = [
+            (b"s", &[]),
+            (b"t", &[]),
+            (b"s", &[media(1, b"cat")]),
+            (b"s", &[media(5, b"cat")]),
+            (b"s", &[media(5, b"dog")]),
+            (b"s", &[media(5, b"cat"), media(9, b"dog")]),
+            (b"s", &[media(9, b"dog")]),
+        ];
+        let ids = cases.map(|(base, media)| scopes.enter_with_media(base, media, size()));
+        let bound = |scope| (0..4).map(|index| scopes.of_block(scope, index).0).collect::<Vec<_>>();
+        for (a, b) in ids.into_iter().flat_map(|a| ids.map(|b| (a, b))) {
+            let first = bound(a).iter().zip(&bound(b)).position(|(a, b)| a != b);
+            // What is unbound has the largest number: the order is that of the blocks' scopes.
+            let expected = (first.unwrap_or(usize::MAX), bound(a).cmp(&bound(b)));
+            assert_eq!(scopes.compare(a, b), expected);
+        }
     }
 
     #[test]

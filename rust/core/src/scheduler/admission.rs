@@ -20,15 +20,15 @@ const STEPS_BETWEEN_LOOKS: u64 = 16;
 
 /// What sequences that wait could have.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Room {
+pub(super) struct Vacancy {
     rows: usize,
     blocks: usize,
     slots: usize,
 }
 
 impl Scheduler {
-    pub(super) fn room(&mut self) -> Room {
-        Room {
+    pub(super) fn vacancy(&mut self) -> Vacancy {
+        Vacancy {
             rows: self.free_rows.len(),
             blocks: self.cache.available(),
             slots: self.state_arena().map_or(0, |arena| arena.available()),
@@ -38,9 +38,9 @@ impl Scheduler {
     /// Has those that wait looked at again when there is more of anything than when they did not fit, whoever gave it
     /// back: a sequence that goes on can also leave blocks, or a slot whose checkpoint has been read. What they would share,
     /// and what the running ones are expected to need, changes with each step: that is looked at every few steps.
-    pub(super) fn notice_room(&mut self) {
-        let (room, seen) = (self.room(), self.room_seen);
-        let has_risen = room.rows > seen.rows || room.blocks > seen.blocks || room.slots > seen.slots;
+    pub(super) fn notice_vacancy(&mut self) {
+        let (now, seen) = (self.vacancy(), self.vacancy_seen);
+        let has_risen = now.rows > seen.rows || now.blocks > seen.blocks || now.slots > seen.slots;
         self.queue_changed |= has_risen || self.next_step >= self.last_look + STEPS_BETWEEN_LOOKS;
     }
 

@@ -1,13 +1,9 @@
 //! `apply`: what the step's results mean, and `discard` for a step that gave none.
 
-use smallvec::smallvec;
-
-use super::sequence::{SeqIndex, SeqKey, Sequence};
-use super::sequence_states::SequenceStates;
+use super::sequence::{SeqIndex, Sequence};
 use super::step::{Scheduled, Step};
 use super::{RequestSummary, Scheduler};
 use crate::error::{Error, Result};
-use crate::table::BlockTable;
 use crate::units::TokenId;
 
 /// What the caller makes of one sample.
@@ -79,13 +75,14 @@ impl Scheduler {
         // Nothing below can fail.
         let mut step = self.in_flight.take_oldest().expect("it was checked");
         step.sources.clear();
-        self.withdraw_failed(&step, |row| sampled.failed_rows.contains(&row));
+        step.fail(sampled.failed_rows.iter().copied());
+        self.withdraw_failed(&step);
         let mut first = 0;
         for (batch_row, scheduled) in step.rows.iter().enumerate() {
             let samples = first..first + scheduled.num_samples;
             first = samples.end;
             self.sequences[scheduled.sequence].num_in_flight -= 1;
-            let has_failed = sampled.failed_rows.contains(&batch_row);
+            let has_failed = step.has_failed(batch_row);
             match self.fate(scheduled, has_failed) {
                 FinishReason::None if self.sequences[scheduled.sequence].num_drafts > 0 => {
                     let agreeing = self.agreeing(scheduled, &sampled.tokens[samples.clone()]);
@@ -124,7 +121,8 @@ impl Scheduler {
     /// Takes the newest step back.
     fn discard_step(&mut self, mut step: Step) {
         step.sources.clear();
-        self.withdraw_failed(&step, |_| true);
+        step.fail(0..step.rows.len());
+        self.withdraw_failed(&step);
         for scheduled in &step.rows {
             let index = scheduled.sequence;
             self.keep_drafts(index, 0);
@@ -289,41 +287,7 @@ impl Scheduler {
     fn fork(&mut self, leader: SeqIndex, child: usize) -> SeqIndex {
         let epoch = self.new_epoch();
         let leader = &self.sequences[leader];
-        let mut fork = Sequence {
-            key: SeqKey { child: leader.key.child + child as u32, ..leader.key },
-            scope: leader.scope,
-            tokens: leader.tokens.clone(),
-            prompt_len: leader.prompt_len,
-            max_tokens: leader.max_tokens,
-            max_len: leader.max_len,
-            num_computed: leader.num_computed,
-            num_planned: leader.num_planned,
-            num_in_flight: 0,
-            sample: 0,
-            placeholder: None,
-            is_leaving: false,
-            has_ended: false,
-            is_void: false,
-            num_drafts: 0,
-            high_water: leader.high_water,
-            is_guarded: false,
-            tables: leader.tables.iter().map(BlockTable::fork).collect(),
-            cursor: leader.cursor,
-            epoch,
-            rows: smallvec![leader.rows[child]],
-            states: leader.states.working.get(child).copied().map(SequenceStates::forked).unwrap_or_default(),
-            num_samples: 1,
-            is_fork: true,
-            shared_blocks: self.block_size.full_blocks(leader.num_computed),
-            reuse_cached: leader.reuse_cached,
-            starts_cold: false,
-            started_before: true,
-            has_computed: true,
-            passed: 0,
-            counted_output: leader.counted_output,
-            swapped: None,
-            stalled_since: None,
-        };
+        let mut fork = leader.fork(child, self.block_size.full_blocks(leader.num_computed), epoch);
         fork.reserve(self.block_size);
         let index = self.sequences.insert(fork);
         self.forked.push(index);

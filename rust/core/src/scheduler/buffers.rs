@@ -5,9 +5,9 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::config::SchedulerConfig;
-use super::flight::Watch;
 use super::pages::{OwnedPageLists, PageLists, PageSync};
 use super::step::Plan;
+use super::watch::Watch;
 use crate::error::{Error, Result};
 
 impl StepArrays<'_> {

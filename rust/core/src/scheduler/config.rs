@@ -324,11 +324,11 @@ impl SchedulerConfig {
         if !(0.0..1.0).contains(&self.watermark) {
             return Err(Error::config("watermark", self.watermark, "at least 0 and below 1"));
         }
-        self.validate_room()
+        self.validate_capacity()
     }
 
     /// Whether the smallest request fits: a token of prompt and one of output.
-    fn validate_room(&self) -> Result<()> {
+    fn validate_capacity(&self) -> Result<()> {
         if self.cap() >= 2 {
             return Ok(());
         }

@@ -13,23 +13,19 @@ impl Scheduler {
     /// Takes back the nodes that failed rows of a step announced, what their sequences announced in the step after it, and
     /// what others announced below them in both. Those that did not fail and yet share such a node are void: nothing more
     /// is planned for them before they start again.
-    pub(super) fn withdraw_failed(&mut self, step: &Step, failed: impl Fn(usize) -> bool) {
+    pub(super) fn withdraw_failed(&mut self, step: &Step) {
         let mut bad = Places::new();
         for Filled { announced, batch_row } in &step.announced {
-            if bad.contains(&announced.parent_place()) || failed(*batch_row) {
+            if bad.contains(&announced.parent_place()) || step.has_failed(*batch_row) {
                 bad.insert(announced.place());
             }
         }
         let later = self.in_flight.oldest().filter(|later| later.id > step.id && !later.announced.is_empty());
         if let Some(later) = later {
-            let has_failed = |index: SeqIndex| {
-                step.rows
-                    .iter()
-                    .enumerate()
-                    .any(|(row, scheduled)| scheduled.sequence == index && failed(row))
-            };
+            let failed: HashSet<SeqIndex> = step.failed_sequences().collect();
             for Filled { announced, batch_row } in &later.announced {
-                if bad.contains(&announced.parent_place()) || has_failed(later.rows[*batch_row].sequence) {
+                let has_failed = failed.contains(&later.rows[*batch_row].sequence);
+                if bad.contains(&announced.parent_place()) || has_failed {
                     bad.insert(announced.place());
                 }
             }

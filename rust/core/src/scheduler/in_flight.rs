@@ -56,16 +56,16 @@ impl InFlight {
     }
 
     pub(super) fn push(&mut self, step: Step) {
-        step.flight.begin(step.id);
+        step.watched.begin(step.id);
         self.steps.push_back(step);
     }
 
     pub(super) fn take_oldest(&mut self) -> Option<Step> {
-        self.steps.pop_front().inspect(|step| step.flight.end())
+        self.steps.pop_front().inspect(|step| step.watched.end())
     }
 
     pub(super) fn take_newest(&mut self) -> Option<Step> {
-        self.steps.pop_back().inspect(|step| step.flight.end())
+        self.steps.pop_back().inspect(|step| step.watched.end())
     }
 
     /// An empty step.
@@ -144,9 +144,8 @@ impl Scheduler {
                 continue;
             }
             self.aborts.push(request);
-            for &index in &self.running {
-                let sequence = &mut self.sequences[index];
-                sequence.is_leaving |= sequence.key.request == request;
+            for place in self.running_of(request) {
+                self.sequences[self.running[place]].is_leaving = true;
             }
         }
     }

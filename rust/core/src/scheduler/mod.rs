@@ -16,13 +16,14 @@ mod check;
 mod config;
 mod failure;
 mod fair;
-mod flight;
 mod folding;
 mod in_flight;
+mod misses;
 mod pages;
 mod partial;
 mod pause;
 mod plan;
+mod prefilling;
 mod ranks;
 mod request;
 mod retention;
@@ -35,12 +36,12 @@ mod stats;
 mod step;
 mod swap;
 mod takeover;
+mod watch;
 mod write;
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use hashbrown::HashMap;
-use smallvec::SmallVec;
 
 pub use apply::{FinishReason, Outcome, Sampled};
 pub use buffers::{OwnedArrays, StepArrays, TableSync};
@@ -53,25 +54,24 @@ pub use stats::{Peak, SchedulerStats};
 pub use step::Plan;
 
 use crate::error::{Error, Result};
-use crate::groups::Tables;
-use crate::memory::check_room;
+use crate::memory::check_memory;
 use crate::policy::fair::{FairShares, unstarted_rank};
 use crate::policy::forecast::Growth;
 use crate::policy::length::OutputEstimate;
 use crate::policy::order::{QueueOrder, priority_rank};
 use crate::policy::preemption::Costs;
 use crate::pool::BlockPool;
-use crate::prefix::{Media, PrefixCache, Retention, ScopeId};
+use crate::prefix::{Media, PrefixCache, Retention};
 use crate::states::Home;
 use crate::table::BlockTable;
 use crate::units::{BlockSize, RequestId, Row};
-use admission::Room;
+use admission::Vacancy;
 use buffers::Identity;
 use in_flight::InFlight;
 use pause::Paused;
+use prefilling::Prefilling;
 use request::{Deadline, Request};
 use sequence::{Arena, SeqIndex, SeqKey, Sequence};
-use sequence_states::SequenceStates;
 use speculation::Drafts;
 use stats::Totals;
 
@@ -98,7 +98,7 @@ pub struct Scheduler {
     /// Whether a sequence that could not start when last looked at might start now.
     queue_changed: bool,
     /// What those that could not start could have had then.
-    room_seen: Room,
+    vacancy_seen: Vacancy,
     /// The step in which they were looked at.
     last_look: u64,
     /// Who was the first of them when last tried with others giving way.
@@ -108,6 +108,7 @@ pub struct Scheduler {
     /// Whether some of them may have stopped since the last step was over.
     has_stopped: bool,
     paused: Paused,
+    prefilling: Prefilling,
     /// Samples that the step at hand has forked off.
     forked: Vec<SeqIndex>,
     free_rows: Vec<Row>,
@@ -147,7 +148,7 @@ impl Scheduler {
         let pool = BlockPool::new(config.num_blocks, block_size)?;
         let mut cache = PrefixCache::with_options(pool, &config.groups, config.cache_options())?;
         if config.has_states() {
-            check_room("bookkeeping of num_state_slots", config.num_state_slots, 64)?;
+            check_memory("bookkeeping of num_state_slots", config.num_state_slots, 64)?;
             cache.keep_states(config.num_state_slots);
         }
         Ok(Self {
@@ -166,12 +167,13 @@ impl Scheduler {
             deadlines: BTreeSet::new(),
             shares: FairShares::default(),
             queue_changed: false,
-            room_seen: Room::default(),
+            vacancy_seen: Vacancy::default(),
             last_look: 0,
             first_tried: None,
             running: Vec::with_capacity(config.max_num_seqs),
             has_stopped: false,
             paused: Paused::default(),
+            prefilling: Prefilling::default(),
             forked: Vec::new(),
             free_rows: (0..config.max_num_seqs as u32).rev().map(Row::new).collect(),
             identity: Identity::default(),
@@ -217,7 +219,10 @@ impl Scheduler {
         let lease = self.cache.open_lease(&Retention { tenant: submission.tenant, ..submission.retention });
         let rank = self.rank(&submission);
         let key = SeqKey { rank, request, child: 0 };
-        let sequence = self.first_sequence(key, scope, &submission);
+        let tables = self.config.groups.iter().map(|_| BlockTable::new(self.cache.pool())).collect();
+        let (cap, root) = (self.config.cap(), self.cache.root());
+        let mut sequence = Sequence::first(key, scope, &submission, cap, tables, root);
+        sequence.reuse_cached &= self.config.enable_prefix_caching;
         let index = self.sequences.insert(sequence);
         self.requests.insert(request, Request::new(request, scope, lease, rank, &submission));
         if let Some(seconds) = submission.deadline {
@@ -230,10 +235,10 @@ impl Scheduler {
     /// Ends a request: at once, or with the last step in flight that has a row for it. Returns whether it lived.
     pub fn abort(&mut self, request: RequestId) -> bool {
         let Some(entry) = self.requests.get_mut(&request) else { return false };
-        entry.summary.aborted = true;
+        let is_new = !std::mem::replace(&mut entry.summary.aborted, true);
         if self.in_flight.is_empty() {
             self.end_request(request);
-        } else {
+        } else if is_new {
             self.aborts.push(request);
         }
         true
@@ -286,14 +291,14 @@ impl Scheduler {
         submission.retention.validate()?;
         Media::check(submission.media, prompt)?;
         let config = &self.config;
-        room(
+        check_queue(
             "sequences",
             "max_queued_requests",
             self.num_queued,
             submission.num_samples,
             config.max_queued_requests,
         )?;
-        room("tokens", "max_queued_tokens", self.num_queued_tokens, prompt, config.max_queued_tokens)
+        check_queue("tokens", "max_queued_tokens", self.num_queued_tokens, prompt, config.max_queued_tokens)
     }
 
     /// A request's rank under the configured order. Under fair shares it gets another one when it starts.
@@ -303,50 +308,6 @@ impl Scheduler {
             QueueOrder::Priority => priority_rank(submission.priority),
             QueueOrder::FairShare => unstarted_rank(self.shares.enter(submission.tenant, self.outputs)),
         }
-    }
-
-    fn first_sequence(&mut self, key: SeqKey, scope: ScopeId, submission: &Submission<'_>) -> Sequence {
-        let cap = self.config.cap();
-        let wanted = submission.max_tokens.unwrap_or(cap);
-        Sequence {
-            key,
-            scope,
-            tokens: submission.prompt.to_vec(),
-            prompt_len: submission.prompt.len(),
-            max_tokens: submission.max_tokens,
-            max_len: submission.prompt.len().saturating_add(wanted).min(cap),
-            num_computed: 0,
-            num_planned: 0,
-            num_in_flight: 0,
-            sample: 0,
-            placeholder: None,
-            is_leaving: false,
-            has_ended: false,
-            is_void: false,
-            num_drafts: 0,
-            high_water: 0,
-            is_guarded: false,
-            tables: self.empty_tables(),
-            cursor: self.cache.root(),
-            epoch: 0,
-            rows: SmallVec::new(),
-            states: SequenceStates::default(),
-            num_samples: submission.num_samples,
-            is_fork: false,
-            shared_blocks: 0,
-            reuse_cached: submission.reuse_cached && self.config.enable_prefix_caching,
-            starts_cold: false,
-            started_before: false,
-            has_computed: false,
-            passed: 0,
-            counted_output: 0,
-            swapped: None,
-            stalled_since: None,
-        }
-    }
-
-    fn empty_tables(&self) -> Tables {
-        self.config.groups.iter().map(|_| BlockTable::new(self.cache.pool())).collect()
     }
 
     fn enqueue(&mut self, index: SeqIndex) {
@@ -423,9 +384,15 @@ impl Scheduler {
         let mut indices: Vec<SeqIndex> =
             self.waiting_of(request).into_iter().map(|(_, index)| index).collect();
         indices.extend(self.take_paused(request));
-        let ends = |sequence: &Sequence| sequence.key.request == request && !sequence.is_in_flight();
-        indices.extend(self.running.iter().filter(|&&index| ends(&self.sequences[index])));
-        self.running.retain(|index| !indices.contains(index));
+        let mut running = self.running_of(request);
+        while !running.is_empty() {
+            if self.sequences[self.running[running.start]].is_in_flight() {
+                running.start += 1;
+            } else {
+                indices.push(self.running.remove(running.start));
+                running.end -= 1;
+            }
+        }
         indices.into_iter().for_each(|index| self.end_sequence(index));
         self.sequences.recycle();
     }
@@ -436,6 +403,15 @@ impl Scheduler {
         let first = SeqKey { rank: entry.rank, request, child: 0 };
         let waiting = self.waiting.range(first..=SeqKey { child: u32::MAX, ..first });
         waiting.map(|(&key, &index)| (key, index)).collect()
+    }
+
+    /// The places among those that run of a request's sequences: they stand together. Nobody there may have stopped.
+    fn running_of(&self, request: RequestId) -> std::ops::Range<usize> {
+        let Some(entry) = self.requests.get(&request) else { return 0..0 };
+        let ends_before =
+            |index: SeqIndex, child| self.sequences[index].key < SeqKey { rank: entry.rank, request, child };
+        let first = self.running.partition_point(|&index| ends_before(index, 0));
+        first..self.running.partition_point(|&index| ends_before(index, u32::MAX))
     }
 
     /// Everything that holds rows and blocks.
@@ -458,8 +434,8 @@ impl Scheduler {
             && deadline < now
         {
             self.deadlines.pop_first();
-            let running = self.running.iter().any(|&index| self.sequences[index].key.request == request);
-            if let Some(entry) = self.requests.get_mut(&request).filter(|_| !running) {
+            let runs = !self.running_of(request).is_empty();
+            if let Some(entry) = self.requests.get_mut(&request).filter(|_| !runs) {
                 entry.summary.expired = true;
                 self.end_request(request);
             }
@@ -472,7 +448,13 @@ impl Scheduler {
     }
 }
 
-fn room(unit: &'static str, option: &'static str, queued: usize, asked: usize, limit: usize) -> Result<()> {
+fn check_queue(
+    unit: &'static str,
+    option: &'static str,
+    queued: usize,
+    asked: usize,
+    limit: usize,
+) -> Result<()> {
     if queued.saturating_add(asked) > limit {
         return Err(Error::QueueFull { unit, option, queued, asked, limit });
     }

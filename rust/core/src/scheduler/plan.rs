@@ -31,13 +31,13 @@ pub(super) struct Waiting {
 }
 
 /// What came of the search for a block.
-enum Room {
+enum NextBlock {
     /// It is there.
     Made,
     /// The sequence that needed it was preempted.
     GaveWay,
     /// Only those could give way that a step in flight has a row for: the sequence is left out of this plan.
-    None,
+    Lacking,
 }
 
 impl Scheduler {
@@ -61,7 +61,7 @@ impl Scheduler {
         }
         self.plan_into(now, |scheduler, step| {
             let num_tables = scheduler.config.groups.len() * scheduler.config.max_num_seqs;
-            sync.claim(&scheduler.identity, num_tables, step.flight.watch(step.id));
+            sync.claim(&scheduler.identity, num_tables, step.watched.watch(step.id));
             scheduler.write(step, arrays, sync);
         })
     }
@@ -83,7 +83,7 @@ impl Scheduler {
         let mut step = self.in_flight.fresh(self.next_step);
         self.held_back.clear();
         self.settle_pauses();
-        self.notice_room();
+        self.notice_vacancy();
         self.preempt_paused_for_waiting(&mut step);
         let leaves_out = self.preempt_lower_ranks(&mut step);
         self.make_spare_slot(&mut step);
@@ -132,12 +132,12 @@ impl Scheduler {
                 continue;
             }
             match self.make_writable(step, place)? {
-                Room::Made => {
+                NextBlock::Made => {
                     self.schedule(step, index, 1);
                     place += 1;
                 }
-                Room::GaveWay => {}
-                Room::None => {
+                NextBlock::GaveWay => {}
+                NextBlock::Lacking => {
                     is_short = true;
                     place += 1;
                 }
@@ -204,6 +204,7 @@ impl Scheduler {
     /// Starts waiting sequences in order. One that does not fit may be passed by those behind it, a bounded number of
     /// times.
     fn admit_waiting(&mut self, step: &mut Step) -> Result<()> {
+        self.prefilling.num_rows = None;
         while self.queue_changed && step.num_tokens < self.config.max_num_batched_tokens {
             // Looked at again when something has changed; that some of these start is a change.
             self.queue_changed = false;
@@ -222,7 +223,7 @@ impl Scheduler {
                 }
             }
             self.candidates = candidates;
-            self.room_seen = self.room();
+            self.vacancy_seen = self.vacancy();
             self.last_look = self.next_step;
         }
         Ok(())
@@ -266,10 +267,10 @@ impl Scheduler {
 
     /// Sees to it that the block of a sequence's next token is there and its own, if need be by having others give way, or
     /// the sequence itself.
-    fn make_writable(&mut self, step: &mut Step, place: usize) -> Result<Room> {
+    fn make_writable(&mut self, step: &mut Step, place: usize) -> Result<NextBlock> {
         loop {
             match self.try_make_writable(step, self.running[place]) {
-                Ok(()) => return Ok(Room::Made),
+                Ok(()) => return Ok(NextBlock::Made),
                 Err(Error::OutOfBlocks { .. }) => {}
                 Err(error) => return Err(error),
             }
@@ -278,12 +279,12 @@ impl Scheduler {
             }
             let Some(chosen) = self.choose_victim(place) else {
                 self.hold_back(self.cheapest(place + 1..self.running.len()));
-                return Ok(Room::None);
+                return Ok(NextBlock::Lacking);
             };
             let index = self.running.remove(chosen);
             self.preempt(step, index);
             if chosen == place {
-                return Ok(Room::GaveWay);
+                return Ok(NextBlock::GaveWay);
             }
         }
     }

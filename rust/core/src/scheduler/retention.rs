@@ -1,10 +1,9 @@
 //! What the cache keeps once requests have ended: sessions, pins and shares.
 
 use super::Scheduler;
-use super::sequence::{SeqIndex, Sequence};
-use super::step::Step;
+use super::sequence::SeqIndex;
 use crate::error::Result;
-use crate::prefix::{Events, MissCounts, PinId, Pinned};
+use crate::prefix::{Events, PinId, Pinned};
 use crate::units::TokenId;
 
 impl Scheduler {
@@ -56,39 +55,6 @@ impl Scheduler {
     /// All cached blocks, as if each had just been stored. Empty if no events are kept.
     pub fn snapshot_events(&self) -> Events {
         self.cache.snapshot_events()
-    }
-
-    /// Why a request's blocks behind its hits were not found when it starts first, right after the lookup.
-    pub(super) fn misses(&mut self, step: &Step, index: SeqIndex, mut hits: usize) -> MissCounts {
-        let sequence = &self.sequences[index];
-        if sequence.started_before || !sequence.reuse_cached {
-            return MissCounts::default();
-        }
-        let starts_cold = sequence.starts_cold;
-        if starts_cold {
-            // What it would have found is looked up for the count only.
-            let most = self.block_size.full_blocks(sequence.tokens.len() - 1);
-            hits = self.cache.probe(sequence.scope, &sequence.tokens, most).hits;
-        }
-        let begun = self.in_flight.iter().chain([step]).flat_map(|step| &step.rows);
-        let begun = begun.map(|row| &self.sequences[row.sequence]);
-        // What a step computes of a prompt can be shared already: the rest of that prompt is computed later.
-        let shared = begun
-            .filter(|other| other.num_planned < other.tokens.len())
-            .map(|other| self.common_blocks(other, sequence))
-            .max();
-        let in_flight = shared.unwrap_or(0).saturating_sub(hits);
-        let mut misses = self.cache.misses(sequence.scope, &sequence.tokens, hits, in_flight);
-        misses.cap += if starts_cold { hits } else { 0 };
-        misses
-    }
-
-    /// The blocks that two prompts have in common, scopes and media included.
-    fn common_blocks(&self, first: &Sequence, second: &Sequence) -> usize {
-        let longest = self.block_size.full_blocks(first.tokens.len().min(second.tokens.len()));
-        let bound = self.cache.common_bindings(first.scope, second.scope, longest) * self.block_size.tokens();
-        let same = first.tokens.iter().zip(&second.tokens).take_while(|(first, second)| first == second);
-        self.block_size.full_blocks(same.take(bound).count())
     }
 
     /// Notes for whom a sequence has used its blocks, before it gives them back.

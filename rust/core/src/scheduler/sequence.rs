@@ -8,11 +8,13 @@
 //! the last, if a placeholder    sampled by the older of two steps in flight, computed by the newer
 //! ```
 
-use smallvec::SmallVec;
+use smallvec::{SmallVec, smallvec};
 
+use super::request::Submission;
 use super::sequence_states::SequenceStates;
 use crate::groups::Tables;
 use crate::prefix::{Cursor, ScopeId};
+use crate::table::BlockTable;
 use crate::units::{BlockSize, RequestId, Row, TokenId};
 
 /// Who a sequence is, and who comes first: by rank, then requests by age, then the samples of one in order.
@@ -91,6 +93,8 @@ pub(super) struct Sequence {
     /// Whether a start of it has counted: something came of it, or it was preempted.
     pub(super) started_before: bool,
     pub(super) has_computed: bool,
+    /// Whether it stands among the prompts that are known to be computed in chunks.
+    pub(super) is_listed: bool,
     /// How often a sequence that came later started before it.
     pub(super) passed: usize,
     /// Output tokens that were counted for each of its samples when it started, under fair shares.
@@ -101,6 +105,97 @@ pub(super) struct Sequence {
 }
 
 impl Sequence {
+    /// The first sequence of a request, which waits: nothing of it is computed. `tables` hold nothing, `root` is where nothing
+    /// is published yet, and `cap` is the most tokens that it can ever have.
+    pub(super) fn first(
+        key: SeqKey,
+        scope: ScopeId,
+        submission: &Submission<'_>,
+        cap: usize,
+        tables: Tables,
+        root: Cursor,
+    ) -> Self {
+        let prompt_len = submission.prompt.len();
+        Self {
+            key,
+            scope,
+            tokens: submission.prompt.to_vec(),
+            prompt_len,
+            max_tokens: submission.max_tokens,
+            max_len: prompt_len.saturating_add(submission.max_tokens.unwrap_or(cap)).min(cap),
+            num_computed: 0,
+            num_planned: 0,
+            num_in_flight: 0,
+            sample: 0,
+            placeholder: None,
+            is_leaving: false,
+            has_ended: false,
+            is_void: false,
+            num_drafts: 0,
+            high_water: 0,
+            is_guarded: false,
+            tables,
+            cursor: root,
+            epoch: 0,
+            rows: SmallVec::new(),
+            states: SequenceStates::default(),
+            num_samples: submission.num_samples,
+            is_fork: false,
+            shared_blocks: 0,
+            reuse_cached: submission.reuse_cached,
+            starts_cold: false,
+            started_before: false,
+            has_computed: false,
+            is_listed: false,
+            passed: 0,
+            counted_output: 0,
+            swapped: None,
+            stalled_since: None,
+        }
+    }
+
+    /// A further sample, which goes on from where this one is: with the same blocks, of which the first `shared_blocks` are
+    /// full, and with a row and a slot that were kept for it.
+    pub(super) fn fork(&self, child: usize, shared_blocks: usize, epoch: u64) -> Self {
+        let slot = self.states.working.get(child).copied();
+        Self {
+            key: SeqKey { child: self.key.child + child as u32, ..self.key },
+            scope: self.scope,
+            tokens: self.tokens.clone(),
+            prompt_len: self.prompt_len,
+            max_tokens: self.max_tokens,
+            max_len: self.max_len,
+            num_computed: self.num_computed,
+            num_planned: self.num_planned,
+            num_in_flight: 0,
+            sample: 0,
+            placeholder: None,
+            is_leaving: false,
+            has_ended: false,
+            is_void: false,
+            num_drafts: 0,
+            high_water: self.high_water,
+            is_guarded: false,
+            tables: self.tables.iter().map(BlockTable::fork).collect(),
+            cursor: self.cursor,
+            epoch,
+            rows: smallvec![self.rows[child]],
+            states: slot.map(SequenceStates::forked).unwrap_or_default(),
+            num_samples: 1,
+            is_fork: true,
+            shared_blocks,
+            reuse_cached: self.reuse_cached,
+            starts_cold: false,
+            started_before: true,
+            has_computed: true,
+            is_listed: false,
+            passed: 0,
+            counted_output: self.counted_output,
+            swapped: None,
+            stalled_since: None,
+        }
+    }
+
     /// Tokens that are known and in no plan yet.
     pub(super) fn num_unplanned(&self) -> usize {
         self.tokens.len() - self.num_planned

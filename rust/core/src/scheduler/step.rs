@@ -1,7 +1,7 @@
 //! One step: what a plan decided.
 
-use super::flight::Flight;
 use super::sequence::{SeqIndex, Swapped};
+use super::watch::Watched;
 use crate::groups::Tables;
 use crate::prefix::Announced;
 use crate::states::StateCopy;
@@ -72,7 +72,7 @@ pub(super) struct Filled {
 #[derive(Debug, Default)]
 pub(super) struct Step {
     pub(super) id: u64,
-    pub(super) flight: Flight,
+    pub(super) watched: Watched,
     pub(super) rows: Vec<Scheduled>,
     pub(super) num_decodes: usize,
     pub(super) num_draft_rows: usize,
@@ -91,6 +91,8 @@ pub(super) struct Step {
     pub(super) sources: Tables,
     pub(super) placed: Vec<Placed>,
     pub(super) announced: Vec<Filled>,
+    /// For each row, once the step is over, whether it failed; empty: none did.
+    failed: Vec<bool>,
     pub(super) num_tokens: usize,
     pub(super) num_samples: usize,
 }
@@ -108,6 +110,7 @@ impl Step {
         self.sources.clear();
         self.placed.clear();
         self.announced.clear();
+        self.failed.clear();
         (self.id, self.num_tokens, self.num_samples) = (id, 0, 0);
         (self.num_decodes, self.num_draft_rows) = (0, 0);
         self.has_chunks = false;
@@ -117,6 +120,23 @@ impl Step {
         self.num_tokens += row.num_tokens;
         self.num_samples += row.num_samples;
         self.rows.push(row);
+    }
+
+    /// Notes which rows failed.
+    pub(super) fn fail(&mut self, rows: impl ExactSizeIterator<Item = usize>) {
+        if rows.len() > 0 {
+            self.failed.resize(self.rows.len(), false);
+            rows.for_each(|row| self.failed[row] = true);
+        }
+    }
+
+    pub(super) fn has_failed(&self, row: usize) -> bool {
+        self.failed.get(row).is_some_and(|&failed| failed)
+    }
+
+    /// The sequences of the rows that failed.
+    pub(super) fn failed_sequences(&self) -> impl Iterator<Item = SeqIndex> {
+        self.rows.iter().zip(&self.failed).filter(|(_, failed)| **failed).map(|(row, _)| row.sequence)
     }
 
     pub(super) fn plan(&self) -> Plan {

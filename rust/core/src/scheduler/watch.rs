@@ -7,15 +7,15 @@ const NONE: u64 = u64::MAX;
 
 /// The plan that a step's lists hold while it is in flight.
 #[derive(Debug)]
-pub(super) struct Flight(Arc<AtomicU64>);
+pub(super) struct Watched(Arc<AtomicU64>);
 
-impl Default for Flight {
+impl Default for Watched {
     fn default() -> Self {
         Self(Arc::new(AtomicU64::new(NONE)))
     }
 }
 
-impl Flight {
+impl Watched {
     pub(super) fn begin(&self, plan: u64) {
         self.0.store(plan, Ordering::Release);
     }
@@ -26,12 +26,12 @@ impl Flight {
 
     /// Who looks whether a plan is in flight.
     pub(super) fn watch(&self, plan: u64) -> Watch {
-        Watch { flight: self.0.clone(), plan }
+        Watch { watched: self.0.clone(), plan }
     }
 }
 
 /// A scheduler that is dropped takes its steps along.
-impl Drop for Flight {
+impl Drop for Watched {
     fn drop(&mut self) {
         self.end();
     }
@@ -40,13 +40,13 @@ impl Drop for Flight {
 /// A plan that was written into some arrays.
 #[derive(Clone, Debug)]
 pub(super) struct Watch {
-    flight: Arc<AtomicU64>,
+    watched: Arc<AtomicU64>,
     plan: u64,
 }
 
 impl Watch {
     /// The plan, as long as it is in flight.
     pub(super) fn plan_in_flight(&self) -> Option<u64> {
-        (self.flight.load(Ordering::Acquire) == self.plan).then_some(self.plan)
+        (self.watched.load(Ordering::Acquire) == self.plan).then_some(self.plan)
     }
 }
