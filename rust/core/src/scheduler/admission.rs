@@ -220,7 +220,7 @@ impl Scheduler {
         self.totals.hit_tokens += cached as u64;
         self.totals.partial_hit_tokens += copied as u64;
         self.totals.misses.add(&misses);
-        self.settle_hit(request, cached);
+        self.settle_hit(index, cached);
     }
 
     /// A request that starts keeps its deadline, unless a failed step takes the start back.

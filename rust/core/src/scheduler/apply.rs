@@ -84,7 +84,9 @@ impl Scheduler {
         for (batch_row, scheduled) in step.rows.iter().enumerate() {
             let samples = first..first + scheduled.num_samples;
             first = samples.end;
-            self.sequences[scheduled.sequence].num_in_flight -= 1;
+            let sequence = &mut self.sequences[scheduled.sequence];
+            sequence.num_in_flight -= 1;
+            sequence.spent_tokens += scheduled.num_tokens;
             let has_failed = sampled.failed_rows.contains(&batch_row);
             match self.fate(scheduled, has_failed) {
                 FinishReason::None if self.sequences[scheduled.sequence].num_drafts > 0 => {
@@ -334,6 +336,8 @@ impl Scheduler {
             started_before: true,
             has_computed: true,
             passed: 0,
+            spent_tokens: 0,
+            counted_prompt: 0,
             counted_output: leader.counted_output,
             swapped: None,
             stalled_since: None,

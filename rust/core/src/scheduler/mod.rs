@@ -338,6 +338,8 @@ impl Scheduler {
             started_before: false,
             has_computed: false,
             passed: 0,
+            spent_tokens: 0,
+            counted_prompt: 0,
             counted_output: 0,
             swapped: None,
             stalled_since: None,
@@ -397,7 +399,7 @@ impl Scheduler {
         request.summary.output_tokens += sequence.tokens.len() - sequence.prompt_len;
         let (tenant, num_live) = (request.tenant, request.num_live);
         if let Some(tenant) = tenant {
-            self.settle_output(tenant, &sequence);
+            self.settle_shares(tenant, &sequence);
         }
         if num_live == 0 {
             let request = self.requests.remove(&key.request).expect("it was there");
@@ -408,7 +410,7 @@ impl Scheduler {
                 self.deadlines.remove(&(deadline, key.request));
             }
             if let Some(tenant) = tenant {
-                self.settle_request(tenant, &request.summary);
+                self.shares.leave(tenant);
             }
             self.ended.push(request.summary);
             if self.requests.is_empty() {

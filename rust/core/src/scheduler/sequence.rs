@@ -93,7 +93,11 @@ pub(super) struct Sequence {
     pub(super) has_computed: bool,
     /// How often a sequence that came later started before it.
     pub(super) passed: usize,
-    /// Output tokens that were counted for each of its samples when it started, under fair shares.
+    /// Tokens of its rows in the steps that were applied, whatever came of them.
+    pub(super) spent_tokens: usize,
+    /// Tokens of its prompt that were counted when it started, under fair shares, less what was found.
+    pub(super) counted_prompt: usize,
+    /// Output tokens that were counted for each of its samples then.
     pub(super) counted_output: usize,
     pub(super) swapped: Option<Swapped>,
     /// Since when it waits to go on after a preemption.
