@@ -147,6 +147,9 @@ impl Scheduler {
             } else if is_lost || (self.cache.has_states() && !self.restore_state(index)) {
                 self.sequences[index].is_guarded = self.cache.has_states();
                 self.preempt_without_copy(index);
+            } else if !self.sequences[index].has_computed {
+                let request = self.sequences[index].key.request;
+                self.resume_deadline(request);
             }
         }
         self.discard_swaps(&mut step);
@@ -277,8 +280,7 @@ impl Scheduler {
             self.cache.end_where_stuck(cursor, *scope, tokens, *num_computed);
         }
         self.states_computed(index);
-        if !self.sequences[index].has_computed {
-            self.sequences[index].has_computed = true;
+        if !std::mem::replace(&mut self.sequences[index].has_computed, true) {
             self.count_start(index);
         }
         if again > 0 {
@@ -333,7 +335,6 @@ impl Scheduler {
             shared_blocks: self.block_size.full_blocks(leader.num_computed),
             reuse_cached: leader.reuse_cached,
             starts_cold: false,
-            started_before: true,
             has_computed: true,
             passed: 0,
             spent_tokens: 0,

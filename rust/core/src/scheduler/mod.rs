@@ -335,7 +335,6 @@ impl Scheduler {
             shared_blocks: 0,
             reuse_cached: submission.reuse_cached && self.config.enable_prefix_caching,
             starts_cold: false,
-            started_before: false,
             has_computed: false,
             passed: 0,
             spent_tokens: 0,
@@ -452,15 +451,18 @@ impl Scheduler {
         self.running.insert(place, index);
     }
 
-    /// Ends the requests that wait although their deadline has passed.
+    /// Ends the requests whose deadline has passed before something of them was computed. Who is in a step in flight goes on,
+    /// unless that step is taken back.
     fn expire(&mut self) {
         let now = Deadline::at(self.now);
         while let Some(&(deadline, request)) = self.deadlines.first()
             && deadline < now
         {
             self.deadlines.pop_first();
-            let running = self.running.iter().any(|&index| self.sequences[index].key.request == request);
-            if let Some(entry) = self.requests.get_mut(&request).filter(|_| !running) {
+            let mut running = self.running.iter().map(|&index| &self.sequences[index]);
+            let is_computed =
+                running.any(|sequence| sequence.key.request == request && sequence.is_in_flight());
+            if let Some(entry) = self.requests.get_mut(&request).filter(|_| !is_computed) {
                 entry.summary.expired = true;
                 self.end_request(request);
             }

@@ -88,8 +88,7 @@ pub(super) struct Sequence {
     pub(super) reuse_cached: bool,
     /// Whether it starts without what it would find, because that does not fit.
     pub(super) starts_cold: bool,
-    /// Whether a start of it has counted: something came of it, or it was preempted.
-    pub(super) started_before: bool,
+    /// Whether a step has computed something of it: until then, no start of it counts.
     pub(super) has_computed: bool,
     /// How often a sequence that came later started before it.
     pub(super) passed: usize,
