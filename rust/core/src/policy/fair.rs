@@ -128,10 +128,10 @@ impl FairShares {
         self.tenants[tenant as usize].outputs.expected(limit, room)
     }
 
-    /// One more output of a tenant has ended with so many tokens.
-    pub fn learn(&mut self, tenant: u32, limit: Option<usize>, num_tokens: usize) {
+    /// One more output of a tenant has ended: `learn` gives the estimate after it.
+    pub fn learn(&mut self, tenant: u32, learn: impl FnOnce(OutputEstimate) -> OutputEstimate) {
         let outputs = &mut self.tenants[tenant as usize].outputs;
-        *outputs = outputs.learn(limit, num_tokens);
+        *outputs = learn(*outputs);
     }
 
     /// Counts the tokens of a request that starts. Returns its rank among those that have started: its virtual start, which

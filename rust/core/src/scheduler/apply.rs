@@ -7,6 +7,7 @@ use super::sequence_states::SequenceStates;
 use super::step::{Scheduled, Step};
 use super::{RequestSummary, Scheduler};
 use crate::error::{Error, Result};
+use crate::policy::length::OutputEstimate;
 use crate::table::BlockTable;
 use crate::units::TokenId;
 
@@ -225,11 +226,15 @@ impl Scheduler {
             FinishReason::Void => self.preempt_without_copy(index),
             FinishReason::Error => {
                 self.request_of(index).failed = true;
+                self.learn_output(index, OutputEstimate::learn_cut);
                 self.end_in_turn(index);
             }
             FinishReason::Abort | FinishReason::Rejected => {
                 if !sequence.is_void {
                     self.computed(index, scheduled.end().min(sequence.num_sampled()));
+                }
+                if reason == FinishReason::Abort {
+                    self.learn_output(index, OutputEstimate::learn_cut);
                 }
                 self.end_in_turn(index);
             }
@@ -353,6 +358,7 @@ impl Scheduler {
     pub(super) fn accept(&mut self, index: SeqIndex, token: TokenId, outcome: Outcome) -> FinishReason {
         if outcome == Outcome::Failed {
             self.request_of(index).failed = true;
+            self.learn_output(index, OutputEstimate::learn_cut);
             self.end_in_turn(index);
             return FinishReason::Error;
         }
@@ -364,14 +370,23 @@ impl Scheduler {
             (_, true) => FinishReason::Length,
             (_, false) => return FinishReason::None,
         };
-        let sequence = &self.sequences[index];
-        let (limit, num_tokens) = (sequence.max_tokens, sequence.tokens.len() - sequence.prompt_len);
-        self.outputs = self.outputs.learn(limit, num_tokens);
-        if let Some(tenant) = self.requests.get(&sequence.key.request).and_then(|request| request.tenant) {
-            self.shares.learn(tenant, limit, num_tokens);
-        }
+        self.learn_output(index, OutputEstimate::learn);
         self.end_in_turn(index);
         reason
+    }
+
+    /// Learns from the output of a sequence that ends, by itself or cut off.
+    pub(super) fn learn_output(
+        &mut self,
+        index: SeqIndex,
+        learn: impl Fn(OutputEstimate, Option<usize>, usize) -> OutputEstimate,
+    ) {
+        let sequence = &self.sequences[index];
+        let (limit, num_tokens) = (sequence.max_tokens, sequence.num_sampled() - sequence.prompt_len);
+        self.outputs = learn(self.outputs, limit, num_tokens);
+        if let Some(tenant) = self.requests.get(&sequence.key.request).and_then(|request| request.tenant) {
+            self.shares.learn(tenant, |outputs| learn(outputs, limit, num_tokens));
+        }
     }
 
     /// Brings the running list up to date with who ended, gave way or was forked off, then ends what was aborted.

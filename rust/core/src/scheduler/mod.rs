@@ -426,7 +426,10 @@ impl Scheduler {
         let ends = |sequence: &Sequence| sequence.key.request == request && !sequence.is_in_flight();
         indices.extend(self.running.iter().filter(|&&index| ends(&self.sequences[index])));
         self.running.retain(|index| !indices.contains(index));
-        indices.into_iter().for_each(|index| self.end_sequence(index));
+        for index in indices {
+            self.learn_output(index, OutputEstimate::learn_cut);
+            self.end_sequence(index);
+        }
         self.sequences.recycle();
     }
 
