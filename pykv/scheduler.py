@@ -142,7 +142,8 @@ class Scheduler:
             reuse_cached: False computes the whole prompt, for who wants the logits of each of its tokens.
             tenant: who pays for it, under "fair_share".
             priority: under "priority", the lowest number comes first.
-            deadline: the time, in seconds on the clock of `plan`, after which the request ends if it waits still.
+            deadline: the time, in seconds on the clock of `plan`, after which the request ends if it waits still, or if
+                nothing of it was computed because the steps that it started with were discarded.
             session: the session that it belongs to, among its tenant's; text is the same as its UTF-8 bytes. What only
                 ended sessions have used makes room first (`end_session`).
             ttl: seconds after the session's last request, after which it counts as ended; without a session, for the
@@ -398,7 +399,7 @@ class Scheduler:
         return self._recording
 
     def stats(self) -> SchedulerStats:
-        """Counts blocks, sequences and hits, in time that grows with the running sequences only."""
+        """Counts blocks, sequences and hits, in time that grows with the sequences that hold blocks only."""
         return self._native.stats()
 
     def check(self) -> None:

@@ -4,7 +4,9 @@
 use std::collections::HashMap;
 
 use pykv_core::policy::order::QueueOrder;
-use pykv_core::scheduler::{AdmissionPolicy, Outcome, OwnedArrays, Sampled, Submission, TableSync};
+use pykv_core::scheduler::{
+    AdmissionPolicy, Outcome, OwnedArrays, Plan, Proposal, Sampled, Submission, TableSync,
+};
 use pykv_core::{RequestId, Scheduler, SchedulerConfig};
 
 /// What a tenant's requests are like.
@@ -17,6 +19,15 @@ struct Load {
     output: usize,
     /// Requests that it keeps in the system.
     live: usize,
+    /// How its requests end after the first chunk of their prompts, if at all.
+    cut: Option<Cut>,
+}
+
+#[derive(Clone, Copy)]
+enum Cut {
+    Abort,
+    AbortInFlight,
+    FailedRow,
 }
 
 struct Run {
@@ -27,15 +38,16 @@ struct Run {
     owner: HashMap<RequestId, usize>,
     rows: HashMap<i32, (RequestId, usize)>,
     live: Vec<usize>,
+    /// Tokens of each tenant's rows in the steps so far.
     tokens: Vec<usize>,
 }
 
 impl Run {
     fn new(loads: &[Load]) -> Self {
-        Self::with_cache(loads, false)
+        Self::with(loads, SchedulerConfig { enable_prefix_caching: false, ..SchedulerConfig::default() })
     }
 
-    fn with_cache(loads: &[Load], enable_prefix_caching: bool) -> Self {
+    fn with(loads: &[Load], options: SchedulerConfig) -> Self {
         let config = SchedulerConfig {
             num_blocks: 200,
             block_size: 4,
@@ -44,9 +56,7 @@ impl Run {
             max_num_batched_tokens: 128,
             max_queued_requests: 1 << 20,
             queue_order: QueueOrder::FairShare,
-            admission: AdmissionPolicy::Forecast,
-            enable_prefix_caching,
-            ..SchedulerConfig::default()
+            ..options
         };
         Self {
             scheduler: Scheduler::new(config.clone()).unwrap(),
@@ -75,11 +85,13 @@ impl Run {
                 self.submit(tenant);
             }
         }
+        self.propose();
         let plan = self.scheduler.plan(&self.arrays.borrow(), &mut self.sync, 0.0).unwrap().unwrap();
         for place in 0..plan.num_placed {
             let request = RequestId::new(self.arrays.placed_requests[place] as u64);
             self.rows.insert(self.arrays.placed_rows[place], (request, 0));
         }
+        let (failed_rows, aborted) = self.count_and_cut(plan);
         let outcomes: Vec<_> = self.arrays.sample_rows[..plan.num_samples]
             .iter()
             .map(|row| {
@@ -90,15 +102,41 @@ impl Run {
             })
             .collect();
         let tokens = vec![1; plan.num_samples];
-        let sampled = Sampled { tokens: &tokens, outcomes: &outcomes, failed_rows: &[], accepted: None };
-        for ended in self.scheduler.apply(plan.id, sampled, |_, _| ()).unwrap() {
-            let tenant = self.owner.remove(&ended.request).unwrap();
-            self.live[tenant] -= 1;
-            // The last token of each sample is not computed.
-            let output = ended.output_tokens - self.loads[tenant].num_samples;
-            self.tokens[tenant] +=
-                ended.prompt_tokens - ended.cached_tokens + output + ended.recomputed_tokens;
+        let sampled =
+            Sampled { tokens: &tokens, outcomes: &outcomes, failed_rows: &failed_rows, accepted: None };
+        let mut ended = self.scheduler.apply(plan.id, sampled, |_, _| ()).unwrap();
+        aborted.into_iter().for_each(|request| assert!(self.scheduler.abort(request)));
+        ended.extend(self.scheduler.take_ended());
+        for ended in ended {
+            self.live[self.owner.remove(&ended.request).unwrap()] -= 1;
         }
+    }
+
+    /// Drafts of which none is what is sampled.
+    fn propose(&mut self) {
+        let config = self.scheduler.config();
+        let (rows, most) = (config.max_num_seqs, config.num_lookahead_tokens);
+        let starts: Vec<_> = (0..=rows).map(|row| row * most).collect();
+        let (rows, tokens) = (Vec::from_iter(0..rows), vec![2; rows * most]);
+        self.scheduler.propose(Proposal { rows: &rows, starts: &starts, tokens: &tokens }).unwrap();
+    }
+
+    /// Counts what a step computes. Returns the rows that fail, and who is aborted after it.
+    fn count_and_cut(&mut self, plan: Plan) -> (Vec<usize>, Vec<RequestId>) {
+        let (mut failed_rows, mut aborted) = (Vec::new(), Vec::new());
+        for batch_row in 0..plan.num_batch_rows {
+            let (request, _) = self.rows[&self.arrays.table_rows[batch_row]];
+            let tenant = self.owner[&request];
+            let span = &self.arrays.query_starts[batch_row..=batch_row + 1];
+            self.tokens[tenant] += (span[1] - span[0]) as usize;
+            match self.loads[tenant].cut {
+                Some(Cut::FailedRow) => failed_rows.push(batch_row),
+                Some(Cut::Abort) => aborted.push(request),
+                Some(Cut::AbortInFlight) => assert!(self.scheduler.abort(request)),
+                None => {}
+            }
+        }
+        (failed_rows, aborted)
     }
 
     /// Each tenant's share of the tokens over so many steps, as a multiple of an equal one.
@@ -115,7 +153,8 @@ fn assert_equal_shares(shares: &[f64]) {
     assert!(shares.iter().all(|share| (0.95..1.05).contains(share)), "{shares:.3?}");
 }
 
-const FULL: Load = Load { prompt: 10, max_tokens: Some(100), num_samples: 1, output: 100, live: 100 };
+const FULL: Load =
+    Load { prompt: 10, max_tokens: Some(100), num_samples: 1, output: 100, live: 100, cut: None };
 
 #[test]
 fn two_tenants_get_equal_shares_whatever_part_of_their_limits_they_use() {
@@ -133,7 +172,7 @@ fn two_tenants_get_equal_shares_whatever_part_of_their_limits_they_use() {
 
 #[test]
 fn what_is_found_in_the_cache_does_not_count() {
-    let mut run = Run::with_cache(&[FULL, Load { prompt: 61, output: 20, ..FULL }], true);
+    let mut run = Run::with(&[FULL, Load { prompt: 61, output: 20, ..FULL }], SchedulerConfig::default());
     run.shares(200);
     assert_equal_shares(&run.shares(6000));
 }
@@ -163,4 +202,49 @@ fn who_comes_back_has_saved_nothing_up() {
     run.loads[1].live = 100;
     run.shares(100);
     assert_equal_shares(&run.shares(3000));
+}
+
+#[test]
+fn of_prompts_that_are_cut_off_only_what_was_computed_counts() {
+    for cut in [Cut::Abort, Cut::AbortInFlight, Cut::FailedRow] {
+        let cut_off = Load { prompt: 200, max_tokens: Some(2), cut: Some(cut), ..FULL };
+        let options = SchedulerConfig {
+            max_chunk_tokens: 16,
+            enable_prefix_caching: false,
+            ..SchedulerConfig::default()
+        };
+        let mut run = Run::with(&[cut_off, Load { prompt: 40, output: 2, ..FULL }], options);
+        run.shares(200);
+        assert_equal_shares(&run.shares(3000));
+    }
+}
+
+#[test]
+fn drafts_count_whether_they_are_accepted_or_not() {
+    let options = SchedulerConfig {
+        num_lookahead_tokens: 4,
+        enable_prefix_caching: false,
+        ..SchedulerConfig::default()
+    };
+    let decodes = Load { prompt: 4, ..FULL };
+    let prefills = Load { prompt: 100, output: 2, max_tokens: Some(2), ..FULL };
+    let mut run = Run::with(&[decodes, prefills], options);
+    run.shares(200);
+    assert_equal_shares(&run.shares(6000));
+}
+
+#[test]
+fn what_is_computed_again_counts() {
+    let options = SchedulerConfig {
+        admission: AdmissionPolicy::Watermark,
+        watermark: 0.0,
+        enable_prefix_caching: false,
+        ..SchedulerConfig::default()
+    };
+    let long = Load { prompt: 100, max_tokens: None, output: 140, live: 20, ..FULL };
+    let mut run = Run::with(&[long, Load { output: 5, ..FULL }], options);
+    run.shares(200);
+    let shares = run.shares(6000);
+    assert!(run.scheduler.stats().recomputed_tokens > 0);
+    assert_equal_shares(&shares);
 }

@@ -6,7 +6,7 @@ mod support;
 use pykv_core::scheduler::{
     AdmissionPolicy, FinishReason, Outcome, OwnedArrays, Sampled, Submission, TableSync,
 };
-use pykv_core::{Error, Scheduler, SchedulerConfig, TokenId};
+use pykv_core::{Error, RequestId, Scheduler, SchedulerConfig, TokenId};
 use support::Engine;
 
 fn config(num_blocks: usize, block_size: usize) -> SchedulerConfig {
@@ -460,13 +460,44 @@ fn a_request_that_waits_takes_the_rows_and_blocks_of_a_paused_one() {
     }
 }
 
+/// Has a request that is paused pushed out, and everything that is cached evicted.
+fn push_out(engine: &mut Engine, paused: RequestId) {
+    engine.scheduler.pause(paused);
+    engine.submit(&prompt(1, 6), 24, 1);
+    engine.run();
+    engine.scheduler.resume(paused);
+}
+
 #[test]
 fn what_a_preempted_sequence_had_found_counts_as_computed_again_too() {
-    for (computes, again) in [(true, 13), (false, 8)] {
+    let tokens = [prompt(0, 9), prompt(30, 4)].concat();
+    let mut engine = Engine::new(SchedulerConfig { max_num_batched_tokens: 4, ..config(9, 4) });
+    let preempted = engine.submit(&tokens, 4, 1);
+    engine.step();
+    push_out(&mut engine, preempted);
+    engine.scheduler.pause(preempted);
+    engine.submit(&tokens, 1, 1);
+    engine.run();
+    engine.scheduler.resume(preempted);
+    // Finds 12 tokens, of which it had computed 4.
+    let plan = engine.plan().unwrap();
+    engine.scheduler.discard(plan.id).unwrap();
+    push_out(&mut engine, preempted);
+    engine.run();
+    assert_eq!(engine.outputs[&(preempted.get(), 0)], engine.expected(&tokens, 0, 4));
+    let summary = engine.ended.iter().find(|summary| summary.request == preempted).unwrap();
+    assert_eq!((summary.cached_tokens, summary.preemptions), (0, 2), "what its first start found");
+    assert_eq!(summary.recomputed_tokens, 12);
+    assert_eq!(engine.scheduler.stats().recomputed_tokens, 12);
+}
+
+#[test]
+fn a_first_hit_of_which_nothing_came_is_none() {
+    let tokens = [prompt(0, 9), prompt(30, 4)].concat();
+    for (computes, counts) in [(true, (8, 1, 13)), (false, (0, 0, 0))] {
         let mut engine = Engine::new(config(9, 4));
         engine.submit(&prompt(0, 9), 1, 1);
         engine.run();
-        let tokens = [prompt(0, 9), prompt(30, 4)].concat();
         let preempted = engine.submit(&tokens, 4, 1);
         if computes {
             engine.step();
@@ -474,17 +505,12 @@ fn what_a_preempted_sequence_had_found_counts_as_computed_again_too() {
             let plan = engine.plan().unwrap();
             engine.scheduler.discard(plan.id).unwrap();
         }
-        engine.scheduler.pause(preempted);
-        // Fills the pool: nothing of the other one is found any more.
-        engine.submit(&prompt(1, 6), 24, 1);
-        engine.run();
-        engine.scheduler.resume(preempted);
+        push_out(&mut engine, preempted);
         engine.run();
         assert_eq!(engine.outputs[&(preempted.get(), 0)], engine.expected(&tokens, 0, 4));
         let summary = engine.ended.iter().find(|summary| summary.request == preempted).unwrap();
-        assert_eq!((summary.cached_tokens, summary.preemptions), (8, 1), "the hit of its first start");
-        assert_eq!(summary.recomputed_tokens, again);
-        assert_eq!(engine.scheduler.stats().recomputed_tokens, again as u64);
+        assert_eq!((summary.cached_tokens, summary.preemptions, summary.recomputed_tokens), counts);
+        assert_eq!(engine.scheduler.stats().recomputed_tokens, counts.2 as u64);
     }
 }
 

@@ -1,9 +1,13 @@
 //! What the summary of a request says it found, waited for and was done to, where steps fail and others come first.
 #![cfg(not(loom))]
 
+#[path = "support/discard.rs"]
+mod discard;
 mod support;
 
 use pykv_core::policy::order::QueueOrder;
+use pykv_core::policy::preemption::PreemptionMode;
+use pykv_core::prefix::MissCounts;
 use pykv_core::scheduler::{AdmissionPolicy, Outcome, RequestSummary, Submission};
 use pykv_core::{RequestId, SchedulerConfig, TokenId};
 use support::Engine;
@@ -72,21 +76,38 @@ fn a_discarded_start_is_none() {
 }
 
 #[test]
-fn who_waits_still_with_nothing_computed_expires_whatever_has_failed() {
+fn who_had_nothing_computed_expires_whatever_has_failed() {
     let mut engine = Engine::new(config());
-    let goes_on = submit_until(&mut engine, 5.0);
+    let keeps_its_row = submit_until(&mut engine, 5.0);
     let waits = submit_until(&mut engine, 5.0);
+    let in_time = submit_until(&mut engine, 7.0);
     let plan = engine.plan().unwrap();
-    engine.scheduler.discard(plan.id).unwrap();
+    engine.discard(plan);
+    assert_eq!((engine.scheduler.stats().num_running, engine.scheduler.stats().num_waiting), (1, 2));
     engine.now = 6.0;
-    let plan = engine.plan().unwrap();
-    assert_eq!(plan.num_batch_rows, 1);
-    let tokens = engine.compute(plan);
-    engine.apply(plan, &tokens, &[Outcome::Ok], &[]);
-    assert!(!summary(&engine, goes_on).expired);
-    let expired = summary(&engine, waits);
-    assert!(expired.expired);
-    assert_eq!((expired.cached_tokens, expired.output_tokens), (0, 0));
+    engine.run();
+    for request in [keeps_its_row, waits] {
+        let expired = summary(&engine, request);
+        assert_eq!((expired.expired, expired.cached_tokens, expired.output_tokens), (true, 0, 0));
+    }
+    assert!(!summary(&engine, in_time).expired);
+}
+
+#[test]
+fn who_is_in_a_step_when_its_deadline_passes_goes_on_unless_that_step_fails() {
+    for fails in [false, true] {
+        let mut engine = Engine::new(SchedulerConfig { max_steps_in_flight: 2, ..config() });
+        let request = submit_until(&mut engine, 5.0);
+        let plan = engine.plan().unwrap();
+        engine.now = 6.0;
+        assert_eq!(engine.plan(), None);
+        if fails {
+            engine.discard(plan);
+        }
+        engine.run();
+        engine.ended.extend(engine.scheduler.take_ended());
+        assert_eq!(summary(&engine, request).expired, fails);
+    }
 }
 
 #[test]
@@ -147,4 +168,40 @@ fn the_stall_of_who_never_comes_back_counts() {
     engine.step();
     let stalled = summary(&engine, stalls);
     assert_eq!((stalled.aborted, stalled.preemptions, stalled.stalled_seconds), (true, 1, 100.0));
+}
+
+#[test]
+fn a_start_that_was_taken_back_counts_nothing_when_it_is_pushed_out() {
+    let urgent = SchedulerConfig {
+        max_num_seqs: 1,
+        queue_order: QueueOrder::Priority,
+        preempt_lower_ranks: true,
+        num_host_blocks: 8,
+        preemption: PreemptionMode::Swap,
+        ..config()
+    };
+    for comes_back in [false, true] {
+        let mut engine = Engine::new(urgent.clone());
+        engine.submit(&PROMPT, 1, 1);
+        engine.run();
+        let deadline = Some(if comes_back { 9.0 } else { 5.0 });
+        let submission =
+            Submission { max_tokens: Some(1), priority: 1, deadline, ..Submission::new(&PROMPT) };
+        let pushed_out = engine.scheduler.submit(submission).unwrap();
+        engine.prompts.insert(pushed_out.get(), PROMPT.to_vec());
+        let plan = engine.plan().unwrap();
+        engine.discard(plan);
+        engine.submit(&[2; 9], 3, 1);
+        engine.now = 1.0;
+        engine.step();
+        let stats = engine.scheduler.stats();
+        assert_eq!((stats.num_waiting, stats.preemptions, stats.swapped_out_blocks), (1, 0, 0));
+        assert_eq!((stats.hit_tokens, stats.queried_tokens), (0, 18), "of the two that were computed");
+        engine.now = 6.0;
+        engine.run();
+        let found = summary(&engine, pushed_out);
+        assert_eq!((found.expired, found.preemptions, found.stalled_seconds), (!comes_back, 0, 0.0));
+        assert_eq!((found.cached_tokens, found.recomputed_tokens), (if comes_back { 8 } else { 0 }, 0));
+        assert_eq!(found.misses, MissCounts::default());
+    }
 }

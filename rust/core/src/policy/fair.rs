@@ -1,9 +1,8 @@
 //! Fair shares: a count of tokens for each tenant, and whose request is next.
 //!
 //! The tenant with the lowest count is next. When a request starts, what is to be computed of its prompt and its expected
-//! outputs are counted; when a sample ends, what it was expected to have is replaced by what was computed. So counts
-//! follow the tokens that were really computed, whatever limits and estimates said, and also for requests that wait
-//! behind each other.
+//! outputs are counted; when a sample ends, that is replaced by what was computed. So counts follow the tokens that were
+//! really computed, whatever limits and estimates said, and also for requests that wait behind each other.
 //!
 //! A tenant that begins to wait is lifted to the lowest count of those that wait: who was idle has saved nothing up.
 //!
@@ -129,10 +128,10 @@ impl FairShares {
         self.tenants[tenant as usize].outputs.expected(limit, room)
     }
 
-    /// One more output of a tenant has ended with so many tokens.
-    pub fn learn(&mut self, tenant: u32, limit: Option<usize>, num_tokens: usize) {
+    /// One more output of a tenant has ended: `learn` gives the estimate after it.
+    pub fn learn(&mut self, tenant: u32, learn: impl FnOnce(OutputEstimate) -> OutputEstimate) {
         let outputs = &mut self.tenants[tenant as usize].outputs;
-        *outputs = outputs.learn(limit, num_tokens);
+        *outputs = learn(*outputs);
     }
 
     /// Counts the tokens of a request that starts. Returns its rank among those that have started: its virtual start, which

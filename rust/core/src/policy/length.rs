@@ -1,4 +1,4 @@
-//! How long outputs turn out, learnt from those that ended.
+//! How long outputs turn out, learnt from those that ended or were cut off.
 
 /// An estimate of output lengths.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -29,14 +29,25 @@ impl OutputEstimate {
         (tokens.ceil() as usize).clamp(1, room.max(1))
     }
 
-    /// The estimate after one more output has ended with so many tokens.
+    /// The estimate after one more output has ended by itself with so many tokens.
     pub fn learn(self, limit: Option<usize>, num_tokens: usize) -> Self {
-        let toward = |mean: f64, observed: f64| mean + WEIGHT * (observed - mean);
+        self.learn_weighted(limit, num_tokens, |_| 1.0)
+    }
+
+    /// The estimate after one more output was cut off behind so many tokens. It would have had at least as many, and it
+    /// held blocks for no more. It counts for the part of the expected length that it got to: who gives up early says little
+    /// about those that go on, and they are the ones that hold the blocks.
+    pub fn learn_cut(self, limit: Option<usize>, num_tokens: usize) -> Self {
+        self.learn_weighted(limit, num_tokens, |part| part.min(1.0))
+    }
+
+    /// `weight` is given the observed length as a multiple of the expected one.
+    fn learn_weighted(self, limit: Option<usize>, num_tokens: usize, weight: impl Fn(f64) -> f64) -> Self {
+        let toward = |mean: f64, observed: f64| mean + WEIGHT * weight(observed / mean) * (observed - mean);
+        let observed = num_tokens as f64;
         match limit {
-            Some(limit) => {
-                Self { share: toward(self.share, num_tokens as f64 / limit.max(1) as f64), ..self }
-            }
-            None => Self { unlimited: toward(self.unlimited, num_tokens as f64), ..self },
+            Some(limit) => Self { share: toward(self.share, observed / limit.max(1) as f64), ..self },
+            None => Self { unlimited: toward(self.unlimited, observed), ..self },
         }
     }
 }
@@ -63,5 +74,23 @@ mod tests {
             estimate = estimate.learn(None, 50);
         }
         assert_eq!(estimate.expected(None, 8000), 51);
+    }
+
+    #[test]
+    fn outputs_that_are_always_cut_off_are_expected_as_long_as_they_come() {
+        let mut estimate = OutputEstimate::default();
+        (0..3000).for_each(|_| estimate = estimate.learn_cut(None, 50).learn_cut(Some(1000), 100));
+        assert_eq!((estimate.expected(None, 8000), estimate.expected(Some(1000), 8000)), (51, 101));
+    }
+
+    #[test]
+    fn what_is_cut_off_early_says_little_and_what_never_began_nothing() {
+        let mut estimate = OutputEstimate::default();
+        (0..500).for_each(|_| estimate = estimate.learn(None, 1000));
+        let before = estimate;
+        (0..1000).for_each(|_| estimate = estimate.learn_cut(None, 0));
+        assert_eq!(estimate, before);
+        (0..1000).for_each(|_| estimate = estimate.learn_cut(None, 2));
+        assert!(estimate.expected(None, 8000) > 900, "{estimate:?}");
     }
 }

@@ -198,41 +198,33 @@ impl Scheduler {
         sequence.starts_cold = false;
         if !sequence.has_computed {
             let queried = if sequence.reuse_cached { sequence.tokens.len() } else { 0 };
-            self.begin_request(key.request, Found { queried, cached, copied, misses });
+            if let Some(request) = self.requests.get_mut(&key.request) {
+                request.found = Found { queried, cached, copied, misses };
+            }
         }
         self.end_stall(index);
         self.run(index);
         Ok(())
     }
 
-    /// Counts what a request found when it started first; finding its own blocks again is no hit. A start that a failed step
-    /// took back was none.
+    /// Counts the start of a request of which something was computed for the first time, and what it had found then: finding
+    /// its own blocks again is no hit. From now on it does not expire.
     pub(super) fn count_start(&mut self, index: SeqIndex) {
-        let sequence = &mut self.sequences[index];
-        if std::mem::replace(&mut sequence.started_before, true) {
-            return;
-        }
-        let request = sequence.key.request;
+        let request = self.sequences[index].key.request;
         let Some(entry) = self.requests.get_mut(&request) else { return };
         let (summary, Found { queried, cached, copied, misses }) = (&mut entry.summary, entry.found);
         (summary.cached_tokens, summary.partial_hit_tokens, summary.misses) = (cached, copied, misses);
+        if let Some(deadline) = entry.deadline {
+            self.deadlines.remove(&(deadline, request));
+        }
         self.totals.queried_tokens += queried as u64;
         self.totals.hit_tokens += cached as u64;
         self.totals.partial_hit_tokens += copied as u64;
         self.totals.misses.add(&misses);
-        self.settle_hit(request, cached);
+        self.settle_hit(index, cached);
     }
 
-    /// A request that starts keeps its deadline, unless a failed step takes the start back.
-    fn begin_request(&mut self, request: RequestId, found: Found) {
-        let Some(entry) = self.requests.get_mut(&request) else { return };
-        entry.found = found;
-        if let Some(deadline) = entry.deadline {
-            self.deadlines.remove(&(deadline, request));
-        }
-    }
-
-    /// A request waits again of which nothing was computed.
+    /// A start of which nothing was computed is taken back.
     pub(super) fn resume_deadline(&mut self, request: RequestId) {
         if let Some(deadline) = self.requests.get(&request).and_then(|entry| entry.deadline) {
             self.deadlines.insert((deadline, request));

@@ -4,6 +4,7 @@ use super::sequence::{SeqIndex, Sequence};
 use super::step::{Scheduled, Step};
 use super::{RequestSummary, Scheduler};
 use crate::error::{Error, Result};
+use crate::policy::length::OutputEstimate;
 use crate::units::TokenId;
 
 /// What the caller makes of one sample.
@@ -81,7 +82,9 @@ impl Scheduler {
         for (batch_row, scheduled) in step.rows.iter().enumerate() {
             let samples = first..first + scheduled.num_samples;
             first = samples.end;
-            self.sequences[scheduled.sequence].num_in_flight -= 1;
+            let sequence = &mut self.sequences[scheduled.sequence];
+            sequence.num_in_flight -= 1;
+            sequence.spent_tokens += scheduled.num_tokens;
             let has_failed = step.has_failed(batch_row);
             match self.fate(scheduled, has_failed) {
                 FinishReason::None if self.sequences[scheduled.sequence].num_drafts > 0 => {
@@ -143,6 +146,9 @@ impl Scheduler {
             } else if is_lost || (self.cache.has_states() && !self.restore_state(index)) {
                 self.sequences[index].is_guarded = self.cache.has_states();
                 self.preempt_without_copy(index);
+            } else if !self.sequences[index].has_computed {
+                let request = self.sequences[index].key.request;
+                self.resume_deadline(request);
             }
         }
         self.discard_swaps(&mut step);
@@ -218,11 +224,15 @@ impl Scheduler {
             FinishReason::Void => self.preempt_without_copy(index),
             FinishReason::Error => {
                 self.request_of(index).failed = true;
+                self.learn_output(index, OutputEstimate::learn_cut);
                 self.end_in_turn(index);
             }
             FinishReason::Abort | FinishReason::Rejected => {
                 if !sequence.is_void {
                     self.computed(index, scheduled.end().min(sequence.num_sampled()));
+                }
+                if reason == FinishReason::Abort {
+                    self.learn_output(index, OutputEstimate::learn_cut);
                 }
                 self.end_in_turn(index);
             }
@@ -273,8 +283,7 @@ impl Scheduler {
             self.cache.end_where_stuck(cursor, *scope, tokens, *num_computed, self.config.chunk());
         }
         self.states_computed(index);
-        if !self.sequences[index].has_computed {
-            self.sequences[index].has_computed = true;
+        if !std::mem::replace(&mut self.sequences[index].has_computed, true) {
             self.count_start(index);
         }
         if again > 0 {
@@ -298,6 +307,7 @@ impl Scheduler {
     pub(super) fn accept(&mut self, index: SeqIndex, token: TokenId, outcome: Outcome) -> FinishReason {
         if outcome == Outcome::Failed {
             self.request_of(index).failed = true;
+            self.learn_output(index, OutputEstimate::learn_cut);
             self.end_in_turn(index);
             return FinishReason::Error;
         }
@@ -309,14 +319,23 @@ impl Scheduler {
             (_, true) => FinishReason::Length,
             (_, false) => return FinishReason::None,
         };
-        let sequence = &self.sequences[index];
-        let (limit, num_tokens) = (sequence.max_tokens, sequence.tokens.len() - sequence.prompt_len);
-        self.outputs = self.outputs.learn(limit, num_tokens);
-        if let Some(tenant) = self.requests.get(&sequence.key.request).and_then(|request| request.tenant) {
-            self.shares.learn(tenant, limit, num_tokens);
-        }
+        self.learn_output(index, OutputEstimate::learn);
         self.end_in_turn(index);
         reason
+    }
+
+    /// Learns from the output of a sequence that ends, by itself or cut off.
+    pub(super) fn learn_output(
+        &mut self,
+        index: SeqIndex,
+        learn: impl Fn(OutputEstimate, Option<usize>, usize) -> OutputEstimate,
+    ) {
+        let sequence = &self.sequences[index];
+        let (limit, num_tokens) = (sequence.max_tokens, sequence.num_sampled() - sequence.prompt_len);
+        self.outputs = learn(self.outputs, limit, num_tokens);
+        if let Some(tenant) = self.requests.get(&sequence.key.request).and_then(|request| request.tenant) {
+            self.shares.learn(tenant, |outputs| learn(outputs, limit, num_tokens));
+        }
     }
 
     /// Brings the running list up to date with who ended, gave way or was forked off, then ends what was aborted.

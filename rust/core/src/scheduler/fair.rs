@@ -4,8 +4,8 @@ use std::ops::Bound;
 
 use smallvec::SmallVec;
 
+use super::Scheduler;
 use super::sequence::{SeqIndex, SeqKey, Sequence};
-use super::{RequestSummary, Scheduler};
 use crate::error::{Error, Result};
 use crate::policy::fair::{Turn, tenant_of, unstarted_rank};
 use crate::units::RequestId;
@@ -69,7 +69,7 @@ impl Scheduler {
         let rank = self.shares.start(tenant, self.tokens_to_count(&self.sequences[index], tenant));
         let sequence = &mut self.sequences[index];
         sequence.key.rank = rank;
-        sequence.counted_output = expected;
+        (sequence.counted_prompt, sequence.counted_output) = (sequence.prompt_len, expected);
         if let Some(request) = self.requests.get_mut(&key.request) {
             request.rank = rank;
         }
@@ -77,22 +77,18 @@ impl Scheduler {
     }
 
     /// Takes back what was counted for the part of a prompt that was found in the cache.
-    pub(super) fn settle_hit(&mut self, request: RequestId, cached: usize) {
-        if let Some(tenant) = self.requests.get(&request).and_then(|request| request.tenant) {
+    pub(super) fn settle_hit(&mut self, index: SeqIndex, cached: usize) {
+        let sequence = &mut self.sequences[index];
+        if let Some(tenant) = self.requests.get(&sequence.key.request).and_then(|request| request.tenant) {
+            sequence.counted_prompt -= cached;
             self.shares.settle(tenant, cached, 0);
         }
     }
 
-    /// Corrects what was counted for the output of a sequence that has ended. Its last token was sampled and not computed.
-    pub(super) fn settle_output(&mut self, tenant: u32, ended: &Sequence) {
-        let counted = ended.counted_output * ended.num_samples;
-        self.shares.settle(tenant, counted, (ended.tokens.len() - ended.prompt_len).saturating_sub(1));
-    }
-
-    /// A request has ended: counts what was computed again of it.
-    pub(super) fn settle_request(&mut self, tenant: u32, ended: &RequestSummary) {
-        self.shares.settle(tenant, 0, ended.recomputed_tokens);
-        self.shares.leave(tenant);
+    /// Replaces what was counted for a sequence that has ended, however it did, by what was computed for it.
+    pub(super) fn settle_shares(&mut self, tenant: u32, ended: &Sequence) {
+        let counted = ended.counted_prompt + ended.counted_output * ended.num_samples;
+        self.shares.settle(tenant, counted, ended.spent_tokens);
     }
 
     fn tokens_to_count(&self, sequence: &Sequence, tenant: u32) -> usize {

@@ -13,7 +13,7 @@ impl Scheduler {
     /// Why a request's blocks behind its hits were not found when it starts first, right after the lookup.
     pub(super) fn misses(&mut self, step: &Step, index: SeqIndex, mut hits: usize) -> MissCounts {
         let sequence = &self.sequences[index];
-        if sequence.started_before || !sequence.reuse_cached {
+        if sequence.has_computed || !sequence.reuse_cached {
             return MissCounts::default();
         }
         let starts_cold = sequence.starts_cold;

@@ -359,7 +359,7 @@ impl Scheduler {
         request.summary.output_tokens += sequence.tokens.len() - sequence.prompt_len;
         let (tenant, num_live) = (request.tenant, request.num_live);
         if let Some(tenant) = tenant {
-            self.settle_output(tenant, &sequence);
+            self.settle_shares(tenant, &sequence);
         }
         if num_live == 0 {
             let request = self.requests.remove(&key.request).expect("it was there");
@@ -370,7 +370,7 @@ impl Scheduler {
                 self.deadlines.remove(&(deadline, key.request));
             }
             if let Some(tenant) = tenant {
-                self.settle_request(tenant, &request.summary);
+                self.shares.leave(tenant);
             }
             self.ended.push(request.summary);
             if self.requests.is_empty() {
@@ -393,7 +393,10 @@ impl Scheduler {
                 running.end -= 1;
             }
         }
-        indices.into_iter().for_each(|index| self.end_sequence(index));
+        for index in indices {
+            self.learn_output(index, OutputEstimate::learn_cut);
+            self.end_sequence(index);
+        }
         self.sequences.recycle();
     }
 
@@ -427,15 +430,17 @@ impl Scheduler {
         self.running.insert(place, index);
     }
 
-    /// Ends the requests that wait although their deadline has passed.
+    /// Ends the requests whose deadline has passed before something of them was computed. Who is in a step in flight goes on,
+    /// unless that step is taken back.
     fn expire(&mut self) {
         let now = Deadline::at(self.now);
         while let Some(&(deadline, request)) = self.deadlines.first()
             && deadline < now
         {
             self.deadlines.pop_first();
-            let runs = !self.running_of(request).is_empty();
-            if let Some(entry) = self.requests.get_mut(&request).filter(|_| !runs) {
+            let mut running = self.running[self.running_of(request)].iter();
+            let is_computed = running.any(|&index| self.sequences[index].is_in_flight());
+            if let Some(entry) = self.requests.get_mut(&request).filter(|_| !is_computed) {
                 entry.summary.expired = true;
                 self.end_request(request);
             }

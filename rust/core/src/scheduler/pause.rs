@@ -112,7 +112,7 @@ impl Scheduler {
                 continue;
             }
             let sequence = &mut self.sequences[index];
-            sequence.stalled_since = sequence.started_before.then_some(self.now);
+            sequence.stalled_since = sequence.has_computed.then_some(self.now);
             self.enqueue(index);
         }
         self.set_paused_aside();

@@ -120,7 +120,7 @@ impl Scheduler {
 
     /// Returns whether somebody was preempted, or left out for want of a block.
     fn schedule_decodes(&mut self, step: &mut Step) -> Result<bool> {
-        let before = self.totals.preemptions;
+        let free_rows = self.free_rows.len();
         let (mut place, mut is_short) = (0, false);
         while place < self.running.len() && step.num_tokens < self.config.max_num_batched_tokens {
             let index = self.running[place];
@@ -145,7 +145,7 @@ impl Scheduler {
         }
         step.has_chunks |= place < self.running.len();
         step.num_decodes = step.rows.len();
-        Ok(is_short || self.totals.preemptions > before)
+        Ok(is_short || self.free_rows.len() > free_rows)
     }
 
     /// Returns whether blocks were too few for somebody's chunk.

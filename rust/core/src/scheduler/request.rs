@@ -21,7 +21,7 @@ pub struct Submission<'a> {
     pub tenant: &'a [u8],
     /// Under the order by priority: the lowest number comes first.
     pub priority: i32,
-    /// The time, in seconds, after which it must not start any more.
+    /// The time, in seconds, after which it must not start any more, nor again if a failed step took its start back.
     pub deadline: Option<f64>,
     /// How long its blocks are kept once it has ended; the tenant is `tenant`.
     pub retention: Retention<'a>,
@@ -63,7 +63,7 @@ pub struct RequestSummary {
     pub misses: MissCounts,
     /// Tokens that were sampled, over all samples.
     pub output_tokens: usize,
-    /// How often one of its sequences was preempted: not because a step failed.
+    /// How often one of its sequences was preempted of which something had been computed: not because a step failed.
     pub preemptions: usize,
     /// Tokens that were computed after a preemption though the sequence had held their K and V before: computed by it, or
     /// found when it started.
@@ -72,7 +72,7 @@ pub struct RequestSummary {
     pub swapped_blocks: usize,
     /// Seconds that its sequences waited to go on after preemptions and failed steps, or until they ended, added up.
     pub stalled_seconds: f64,
-    /// Whether its deadline passed while it waited.
+    /// Whether its deadline passed before anything of it was computed.
     pub expired: bool,
     /// Whether it ended because it was aborted.
     pub aborted: bool,

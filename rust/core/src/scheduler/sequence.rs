@@ -90,14 +90,17 @@ pub(super) struct Sequence {
     pub(super) reuse_cached: bool,
     /// Whether it starts without what it would find, because that does not fit.
     pub(super) starts_cold: bool,
-    /// Whether a start of it has counted: something came of it, or it was preempted.
-    pub(super) started_before: bool,
+    /// Whether a step has computed something of it: until then, no start of it counts.
     pub(super) has_computed: bool,
     /// Whether it stands among the prompts that are known to be computed in chunks.
     pub(super) is_listed: bool,
     /// How often a sequence that came later started before it.
     pub(super) passed: usize,
-    /// Output tokens that were counted for each of its samples when it started, under fair shares.
+    /// Tokens of its rows in the steps that were applied, whatever came of them.
+    pub(super) spent_tokens: usize,
+    /// Tokens of its prompt that were counted when it started, under fair shares, less what was found.
+    pub(super) counted_prompt: usize,
+    /// Output tokens that were counted for each of its samples then.
     pub(super) counted_output: usize,
     pub(super) swapped: Option<Swapped>,
     /// Since when it waits to go on after a preemption.
@@ -144,10 +147,11 @@ impl Sequence {
             shared_blocks: 0,
             reuse_cached: submission.reuse_cached,
             starts_cold: false,
-            started_before: false,
             has_computed: false,
             is_listed: false,
             passed: 0,
+            spent_tokens: 0,
+            counted_prompt: 0,
             counted_output: 0,
             swapped: None,
             stalled_since: None,
@@ -186,10 +190,11 @@ impl Sequence {
             shared_blocks,
             reuse_cached: self.reuse_cached,
             starts_cold: false,
-            started_before: true,
             has_computed: true,
             is_listed: false,
             passed: 0,
+            spent_tokens: 0,
+            counted_prompt: 0,
             counted_output: self.counted_output,
             swapped: None,
             stalled_since: None,

@@ -99,7 +99,8 @@ pub struct SchedulerStats {
 }
 
 impl Scheduler {
-    /// Counts what there is, in time that grows with the running sequences only.
+    /// Counts what there is, in time that grows only with the sequences that hold blocks: those that run, and paused
+    /// ones that have not given way.
     pub fn stats(&mut self) -> SchedulerStats {
         let blocks = self.cache.counts();
         SchedulerStats {
@@ -135,7 +136,7 @@ impl Scheduler {
 
     /// Each sample that runs has a row, forked off or not.
     fn num_running(&self) -> usize {
-        let paused: usize = self.paused.iter().map(|index| self.sequences[index].rows.len()).sum();
+        let paused: usize = self.paused.iter_placed().map(|index| self.sequences[index].rows.len()).sum();
         self.config.max_num_seqs - self.free_rows.len() - paused
     }
 

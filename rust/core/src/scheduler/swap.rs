@@ -18,10 +18,13 @@ impl Scheduler {
     }
 
     /// Takes a sequence off the device while a step is planned; it starts again later, from the host's copy if one could
-    /// be made. The caller takes it out of `running`.
+    /// be made. If nothing of it was computed, because failed steps took its start back, it waits as if it had never started.
+    /// The caller takes it out of `running`.
     pub(super) fn preempt(&mut self, step: &mut Step, index: SeqIndex) {
+        if !self.sequences[index].has_computed {
+            return self.preempt_without_copy(index);
+        }
         let swapped = self.swap_out(step, index);
-        self.count_start(index);
         self.preempt_without_copy(index);
         self.sequences[index].swapped = swapped;
         self.totals.preemptions += 1;
@@ -34,7 +37,7 @@ impl Scheduler {
         self.note_held(index);
         self.stop_running(index);
         let sequence = &mut self.sequences[index];
-        sequence.stalled_since = sequence.started_before.then_some(self.now);
+        sequence.stalled_since = sequence.has_computed.then_some(self.now);
         if !sequence.has_computed {
             let request = sequence.key.request;
             self.resume_deadline(request);
@@ -48,7 +51,7 @@ impl Scheduler {
     fn note_held(&mut self, index: SeqIndex) {
         let is_held = !self.sequences[index].is_void && !self.rests_on_step(index);
         let sequence = &mut self.sequences[index];
-        let is_held = is_held && sequence.started_before;
+        let is_held = is_held && sequence.has_computed;
         if is_held {
             sequence.high_water = sequence.high_water.max(sequence.num_computed);
         }
