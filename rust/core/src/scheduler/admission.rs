@@ -248,3 +248,46 @@ impl Scheduler {
         }
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use crate::groups::LayerGroup;
+    use crate::scheduler::{
+        AdmissionPolicy, Outcome, OwnedArrays, Sampled, Scheduler, SchedulerConfig, Submission, TableSync,
+    };
+
+    #[test]
+    fn blocks_that_windows_let_go_and_take_again_have_nobody_looked_at() {
+        let config = SchedulerConfig {
+            num_blocks: 700,
+            block_size: 4,
+            max_num_seqs: 64,
+            max_model_len: 4096,
+            max_chunk_tokens: 64,
+            groups: vec![LayerGroup::Full, LayerGroup::Window { tokens: 9 }],
+            admission: AdmissionPolicy::Watermark,
+            watermark: 0.0,
+            ..SchedulerConfig::default()
+        };
+        let mut scheduler = Scheduler::new(config.clone()).unwrap();
+        let (mut arrays, mut sync) = (OwnedArrays::new(&config), TableSync::default());
+        let mut submit = |tokens: &[u32]| {
+            let submission = Submission { max_tokens: Some(90), ..Submission::new(tokens) };
+            scheduler.submit(submission).unwrap();
+        };
+        // In each step some let a block of their window go, and as many take one.
+        (0..16).for_each(|index| submit(&vec![index; 10 + index as usize]));
+        submit(&[99; 2400]);
+        let (mut num_looks, mut last_look) = (0, 0);
+        for _ in 0..64 {
+            let plan = scheduler.plan(&arrays.borrow(), &mut sync, 0.0).unwrap().unwrap();
+            num_looks += usize::from(scheduler.last_look != last_look);
+            last_look = scheduler.last_look;
+            let (tokens, outcomes) = (vec![7; plan.num_samples], vec![Outcome::Ok; plan.num_samples]);
+            let sampled = Sampled { tokens: &tokens, outcomes: &outcomes, failed_rows: &[], accepted: None };
+            scheduler.apply(plan.id, sampled, |_, _| ()).unwrap();
+        }
+        assert_eq!(scheduler.stats().num_waiting, 1);
+        assert!(num_looks <= 64 / 4, "{num_looks} looks in 64 steps");
+    }
+}

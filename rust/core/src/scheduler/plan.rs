@@ -91,6 +91,8 @@ impl Scheduler {
         let is_short = self.schedule_prefills(&mut step)?;
         self.guard_first(&mut step);
         if !leaves_out && !preempted && !is_short {
+            // What left the windows of those that go on.
+            self.notice_room();
             self.admit_waiting(&mut step)?;
         }
         self.add_drafts(&mut step);
@@ -362,10 +364,7 @@ impl Scheduler {
             let first = group.first_block(sequence.num_computed, self.block_size).min(most);
             if first > table.num_dropped() { table.drop_front(first) } else { 0 }
         };
-        let given_back: SmallVec<[usize; 8]> =
-            sequence.tables.iter_mut().zip(&self.config.groups).map(give_back).collect();
-        self.queue_changed |= given_back.iter().any(|&count| count > 0);
-        given_back
+        sequence.tables.iter_mut().zip(&self.config.groups).map(give_back).collect()
     }
 
     /// Who gives way to the sequence at `place`: one of those that are younger, or itself if there is none. Nobody whom a
