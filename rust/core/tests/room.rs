@@ -128,6 +128,51 @@ fn each_of_several_urgent_requests_pushes_out_who_is_in_its_way() {
 }
 
 #[test]
+fn a_paused_request_keeps_its_blocks_where_they_help_nobody() {
+    // It is in the way of neither: blocks, and rows, are short without it too.
+    for (len, num_samples, preemptions) in [(100, 1, 0), (9, 4, 1)] {
+        let mut engine = Engine::new(SchedulerConfig {
+            num_blocks: 41,
+            max_num_seqs: 4,
+            max_model_len: 140,
+            enable_prefix_caching: false,
+            ..config()
+        });
+        engine.submit(&prompt(1, 80), 20, 1);
+        let paused = engine.submit(&prompt(2, 40), 20, 1);
+        (0..2).for_each(|_| assert!(engine.step()));
+        assert!(engine.scheduler.pause(paused));
+        let waits = engine.submit(&prompt(3, len), 10, num_samples);
+        for _ in 0..3 {
+            engine.step();
+            assert_eq!(engine.scheduler.stats().preemptions, 0, "{len} tokens, {num_samples} samples");
+        }
+        // Beside it alone there are blocks enough, and too few rows.
+        while !engine.ended.iter().any(|summary| summary.request == waits) {
+            assert!(engine.step());
+        }
+        assert!(engine.scheduler.resume(paused));
+        engine.run();
+        assert_eq!(engine.outputs[&(paused.get(), 0)], engine.expected(&prompt(2, 40), 0, 20));
+        assert_eq!(engine.scheduler.stats().preemptions, preemptions);
+    }
+}
+
+#[test]
+fn only_as_many_paused_requests_give_way_as_must() {
+    let mut engine =
+        Engine::new(SchedulerConfig { num_blocks: 41, enable_prefix_caching: false, ..config() });
+    let paused = [1, 2, 3].map(|token| engine.submit(&prompt(token, 38), 20, 1));
+    engine.step();
+    paused.iter().for_each(|&request| assert!(engine.scheduler.pause(request)));
+    let starts = engine.submit(&prompt(4, 60), 1, 1);
+    assert_eq!(steps_to_the_end_of(&mut engine, starts), 1);
+    assert_eq!(engine.scheduler.stats().preemptions, 1);
+    paused.iter().for_each(|&request| assert!(engine.scheduler.resume(request)));
+    engine.run();
+}
+
+#[test]
 fn a_prompt_that_somebody_else_has_published_meanwhile_starts_soon() {
     let mut engine = Engine::new(SchedulerConfig { num_blocks: 61, max_chunk_tokens: 8, ..config() });
     let tokens: Vec<TokenId> = (0..160).map(|place| place % 47).collect();

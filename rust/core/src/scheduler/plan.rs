@@ -84,8 +84,7 @@ impl Scheduler {
         self.held_back.clear();
         self.settle_pauses();
         self.notice_room();
-        self.preempt_paused_for_waiting(&mut step);
-        let leaves_out = self.preempt_lower_ranks(&mut step);
+        let leaves_out = self.make_way_for_waiting(&mut step);
         self.make_spare_slot(&mut step);
         let preempted = self.schedule_decodes(&mut step)?;
         let is_short = self.schedule_prefills(&mut step)?;
