@@ -128,6 +128,37 @@ fn each_of_several_urgent_requests_pushes_out_who_is_in_its_way() {
 }
 
 #[test]
+fn urgent_requests_start_one_after_the_other_with_two_steps_in_flight() {
+    for (max_num_seqs, num_urgent) in [(4, 4), (2, 2), (8, 4)] {
+        let mut engine = Engine::new(SchedulerConfig {
+            max_num_seqs,
+            queue_order: QueueOrder::Priority,
+            preempt_lower_ranks: true,
+            max_steps_in_flight: 2,
+            ..config()
+        });
+        for token in 0..max_num_seqs as TokenId {
+            let prompt = prompt(token, 9);
+            let low = Submission { max_tokens: Some(100), priority: 5, ..Submission::new(&prompt) };
+            engine.scheduler.submit(low).unwrap();
+        }
+        (0..9).for_each(|_| assert!(engine.step()));
+        let planned = engine.num_plans;
+        let urgent: Vec<_> =
+            (0..num_urgent).map(|token| engine.submit(&prompt(20 + token, 9), 50, 1)).collect();
+        for (place, request) in urgent.iter().enumerate() {
+            while !engine.outputs.contains_key(&(request.get(), 0)) {
+                assert!(engine.step());
+            }
+            let num_plans = engine.num_plans - planned;
+            // One plan leaves out who must go; the plan behind that of the first token is made before it is known.
+            assert!(num_plans <= place + 4, "number {place} took {num_plans} plans, of {max_num_seqs} rows");
+        }
+        engine.run();
+    }
+}
+
+#[test]
 fn a_paused_request_keeps_its_blocks_where_they_help_nobody() {
     // It is in the way of neither: blocks, and rows, are short without it too.
     for (len, num_samples, preemptions) in [(100, 1, 0), (9, 4, 1)] {

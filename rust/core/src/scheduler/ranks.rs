@@ -39,6 +39,8 @@ impl Scheduler {
         let first = self.running.len() - relief.sequences;
         if self.running[first..].iter().any(|&victim| self.sequences[victim].is_in_flight()) {
             self.held_back.extend_from_slice(&self.running[first..]);
+            // They can give way when that step is over.
+            self.queue_changed = true;
             return true;
         }
         (0..relief.paused).for_each(|_| _ = self.preempt_paused(step));
@@ -47,7 +49,20 @@ impl Scheduler {
         {
             self.preempt(step, last);
         }
+        if relief.sequences > 0 && self.config.max_steps_in_flight > 1 {
+            self.hold_back_for_second();
+        }
         false
+    }
+
+    /// Leaves those out of the plan at hand that the second of the waiting will push out of the next one, so that the two
+    /// do not wait two steps for each other.
+    fn hold_back_for_second(&mut self) {
+        let mut waiting = self.waiting.iter().take(2).map(|(&key, &index)| (key, index));
+        let (Some((_, first)), Some((key, second))) = (waiting.next(), waiting.next()) else { return };
+        let Some(relief) = self.relief_for(&[first, second], key.rank) else { return };
+        let kept = self.running.len() - relief.sequences;
+        self.held_back.extend_from_slice(&self.running[kept..]);
     }
 
     /// The least that lets sequences start together which wait at a rank, if there is anybody who may give way; none: they
