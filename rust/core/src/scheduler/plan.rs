@@ -1,7 +1,7 @@
 //! `plan`: what the next step computes, and for whom there is room.
 //!
 //! 1. Sequences with one token left to compute, the oldest first: each gets a block if it needs one, if need be by
-//!    preempting younger ones.
+//!    preempting younger ones. Where earlier ranks push later ones out, their prompts come first, up to half of the budget.
 //! 2. Chunks of the prompts that run already.
 //! 3. Waiting sequences, the oldest first, each with all its blocks or not at all; none in a step that preempted.
 //! 4. Drafts behind the decodes that were proposed some, with the budget and the blocks that are left.
@@ -122,15 +122,23 @@ impl Scheduler {
     /// Returns whether somebody was preempted, or left out for want of a block.
     fn schedule_decodes(&mut self, step: &mut Step) -> Result<bool> {
         let before = self.totals.preemptions;
+        let (budget, yields) = (self.config.max_num_batched_tokens, step.reserve.is_on());
         let (mut place, mut is_short) = (0, false);
-        while place < self.running.len() && step.num_tokens < self.config.max_num_batched_tokens {
+        while place < self.running.len() && step.num_tokens < budget {
             let index = self.running[place];
             let sequence = &self.sequences[index];
             step.has_chunks |= sequence.num_unplanned() > 1;
             let has_next = sequence.decodes() || sequence.can_go_on_unseen();
             if !has_next || !self.may_be_planned(index) {
+                if yields && self.may_be_planned(index) {
+                    let chunk = sequence.num_unplanned().min(self.config.max_chunk_tokens);
+                    step.reserve.add(sequence.key.rank, chunk);
+                }
                 place += 1;
                 continue;
+            }
+            if yields && step.num_tokens + step.reserve.kept_from(sequence.key.rank) >= budget {
+                break;
             }
             match self.make_writable(step, place)? {
                 Room::Made => {

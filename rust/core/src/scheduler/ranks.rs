@@ -1,10 +1,12 @@
-//! Who gives way to the first that waits, if that gets it in: paused sequences, then running ones of a later rank.
+//! Who gives way to the first that waits, if that gets it in: paused sequences, then running ones of a later rank. And
+//! what decodes leave of a step's budget to prompts of an earlier rank.
 
 use hashbrown::{HashMap, HashSet};
 
 use super::Scheduler;
 use super::sequence::SeqIndex;
 use super::step::Step;
+use crate::policy::order::QueueOrder;
 use crate::policy::victim::fewest;
 use crate::units::BlockId;
 
@@ -22,11 +24,56 @@ pub(super) struct Relief {
     pub(super) hits: usize,
 }
 
+/// What prompts of an earlier rank get of a step's budget before the decodes of a later one: half of it, if they want so
+/// much. Asked in the order of the ranks.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Reserve {
+    most: usize,
+    /// The rank of the one that starts in this step, and the tokens that it wants.
+    starting: Option<(u64, usize)>,
+    /// The rank that was asked for last.
+    rank: u64,
+    /// Tokens that prompts of earlier ranks want, and those of that rank.
+    earlier: usize,
+    same: usize,
+}
+
+impl Reserve {
+    /// Whether anything may be kept back.
+    pub(super) fn is_on(&self) -> bool {
+        self.most > 0
+    }
+
+    /// A running prompt wants some tokens.
+    pub(super) fn add(&mut self, rank: u64, num_tokens: usize) {
+        self.reach(rank);
+        self.same += num_tokens;
+    }
+
+    /// Tokens that are kept back from the decodes of a rank.
+    pub(super) fn kept_from(&mut self, rank: u64) -> usize {
+        self.reach(rank);
+        let starting =
+            self.starting.filter(|&(first, _)| first < rank).map_or(0, |(_, num_tokens)| num_tokens);
+        self.most.min(self.earlier + starting)
+    }
+
+    fn reach(&mut self, rank: u64) {
+        if rank > self.rank {
+            self.rank = rank;
+            self.earlier += std::mem::take(&mut self.same);
+        }
+    }
+}
+
 impl Scheduler {
     /// Has as few others give way as the first of the waiting needs, or nobody if it would not fit all the same. While a
     /// step in flight has a row for one of them, those that run are left out of the plan instead: returns whether that is
     /// so.
     pub(super) fn make_way_for_waiting(&mut self, step: &mut Step) -> bool {
+        if self.config.preempt_lower_ranks && self.config.queue_order == QueueOrder::Priority {
+            step.reserve.most = self.config.max_num_batched_tokens / 2;
+        }
         if !self.config.preempt_lower_ranks && self.paused.iter_placed().next().is_none() {
             return false;
         }
@@ -48,6 +95,10 @@ impl Scheduler {
             && let Some(last) = self.running.pop()
         {
             self.preempt(step, last);
+        }
+        if self.running.len() > step.reserve.most && step.reserve.is_on() {
+            let found = self.probe(index).hits * self.block_size.tokens();
+            step.reserve.starting = Some((key.rank, self.sequences[index].tokens.len() - found));
         }
         if relief.sequences > 0 && self.config.max_steps_in_flight > 1 {
             self.hold_back_for_second();

@@ -1,6 +1,7 @@
 //! One step: what a plan decided.
 
 use super::flight::Flight;
+use super::ranks::Reserve;
 use super::sequence::{SeqIndex, Swapped};
 use crate::groups::Tables;
 use crate::prefix::Announced;
@@ -76,6 +77,7 @@ pub(super) struct Step {
     pub(super) rows: Vec<Scheduled>,
     pub(super) num_decodes: usize,
     pub(super) num_draft_rows: usize,
+    pub(super) reserve: Reserve,
     /// Whether a running sequence may have more than one token to compute.
     pub(super) has_chunks: bool,
     pub(super) swap_outs: Vec<BlockCopy>,
@@ -111,6 +113,7 @@ impl Step {
         (self.id, self.num_tokens, self.num_samples) = (id, 0, 0);
         (self.num_decodes, self.num_draft_rows) = (0, 0);
         self.has_chunks = false;
+        self.reserve = Reserve::default();
     }
 
     pub(super) fn push(&mut self, row: Scheduled) {
