@@ -83,6 +83,43 @@ fn a_request_of_an_earlier_rank_pushes_others_out_only_when_asked_to() {
 }
 
 #[test]
+fn decodes_of_a_later_rank_leave_half_of_the_budget_to_an_urgent_prompt() {
+    for (preempt_lower_ranks, priority, max_steps) in [(true, 0, 10), (true, 5, 70), (false, 0, 70)] {
+        let mut engine = Engine::new(SchedulerConfig {
+            num_blocks: 400,
+            max_num_seqs: 16,
+            max_num_batched_tokens: 8,
+            max_model_len: 200,
+            queue_order: QueueOrder::Priority,
+            preempt_lower_ranks,
+            ..SchedulerConfig::default()
+        });
+        let low =
+            Submission { priority: 5, max_tokens: Some(60), num_samples: 8, ..Submission::new(&[9; 8]) };
+        engine.scheduler.submit(low).unwrap();
+        (0..3).for_each(|_| assert!(engine.step()));
+        let urgent = Submission { priority, max_tokens: Some(5), ..Submission::new(&[7; 40]) };
+        let urgent = engine.scheduler.submit(urgent).unwrap();
+        let before = engine.num_steps;
+        while !engine.outputs.contains_key(&(urgent.get(), 0)) {
+            assert!(engine.step());
+        }
+        let num_steps = engine.num_steps - before;
+        assert!(num_steps <= max_steps, "{num_steps} steps, {preempt_lower_ranks}, {priority}");
+        assert_eq!(num_steps <= 10, preempt_lower_ranks && priority == 0);
+        // The first four of the others went on meanwhile, and all do now.
+        let lengths =
+            |engine: &Engine| (0..8).map(|child| engine.outputs[&(0, child)].len()).collect::<Vec<_>>();
+        if max_steps == 10 {
+            assert_eq!(lengths(&engine), [[13; 4], [3; 4]].concat());
+        }
+        engine.run();
+        assert_eq!(lengths(&engine), [60; 8]);
+        assert_eq!(engine.scheduler.stats().preemptions, 0);
+    }
+}
+
+#[test]
 fn nobody_is_pushed_out_for_a_request_that_does_not_fit_all_the_same() {
     for (urgent_len, preemptions) in [(50, 0), (36, 2), (20, 1), (4, 0)] {
         let mut engine =

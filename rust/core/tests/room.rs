@@ -128,6 +128,82 @@ fn each_of_several_urgent_requests_pushes_out_who_is_in_its_way() {
 }
 
 #[test]
+fn urgent_requests_start_one_after_the_other_with_two_steps_in_flight() {
+    for (max_num_seqs, num_urgent) in [(4, 4), (2, 2), (8, 4)] {
+        let mut engine = Engine::new(SchedulerConfig {
+            max_num_seqs,
+            queue_order: QueueOrder::Priority,
+            preempt_lower_ranks: true,
+            max_steps_in_flight: 2,
+            ..config()
+        });
+        for token in 0..max_num_seqs as TokenId {
+            let prompt = prompt(token, 9);
+            let low = Submission { max_tokens: Some(100), priority: 5, ..Submission::new(&prompt) };
+            engine.scheduler.submit(low).unwrap();
+        }
+        (0..9).for_each(|_| assert!(engine.step()));
+        let planned = engine.num_plans;
+        let urgent: Vec<_> =
+            (0..num_urgent).map(|token| engine.submit(&prompt(20 + token, 9), 50, 1)).collect();
+        for (place, request) in urgent.iter().enumerate() {
+            while !engine.outputs.contains_key(&(request.get(), 0)) {
+                assert!(engine.step());
+            }
+            let num_plans = engine.num_plans - planned;
+            // One plan leaves out who must go; the plan behind that of the first token is made before it is known.
+            assert!(num_plans <= place + 4, "number {place} took {num_plans} plans, of {max_num_seqs} rows");
+        }
+        engine.run();
+    }
+}
+
+#[test]
+fn a_paused_request_keeps_its_blocks_where_they_help_nobody() {
+    // It is in the way of neither: blocks, and rows, are short without it too.
+    for (len, num_samples, preemptions) in [(100, 1, 0), (9, 4, 1)] {
+        let mut engine = Engine::new(SchedulerConfig {
+            num_blocks: 41,
+            max_num_seqs: 4,
+            max_model_len: 140,
+            enable_prefix_caching: false,
+            ..config()
+        });
+        engine.submit(&prompt(1, 80), 20, 1);
+        let paused = engine.submit(&prompt(2, 40), 20, 1);
+        (0..2).for_each(|_| assert!(engine.step()));
+        assert!(engine.scheduler.pause(paused));
+        let waits = engine.submit(&prompt(3, len), 10, num_samples);
+        for _ in 0..3 {
+            engine.step();
+            assert_eq!(engine.scheduler.stats().preemptions, 0, "{len} tokens, {num_samples} samples");
+        }
+        // Beside it alone there are blocks enough, and too few rows.
+        while !engine.ended.iter().any(|summary| summary.request == waits) {
+            assert!(engine.step());
+        }
+        assert!(engine.scheduler.resume(paused));
+        engine.run();
+        assert_eq!(engine.outputs[&(paused.get(), 0)], engine.expected(&prompt(2, 40), 0, 20));
+        assert_eq!(engine.scheduler.stats().preemptions, preemptions);
+    }
+}
+
+#[test]
+fn only_as_many_paused_requests_give_way_as_must() {
+    let mut engine =
+        Engine::new(SchedulerConfig { num_blocks: 41, enable_prefix_caching: false, ..config() });
+    let paused = [1, 2, 3].map(|token| engine.submit(&prompt(token, 38), 20, 1));
+    engine.step();
+    paused.iter().for_each(|&request| assert!(engine.scheduler.pause(request)));
+    let starts = engine.submit(&prompt(4, 60), 1, 1);
+    assert_eq!(steps_to_the_end_of(&mut engine, starts), 1);
+    assert_eq!(engine.scheduler.stats().preemptions, 1);
+    paused.iter().for_each(|&request| assert!(engine.scheduler.resume(request)));
+    engine.run();
+}
+
+#[test]
 fn a_prompt_that_somebody_else_has_published_meanwhile_starts_soon() {
     let mut engine = Engine::new(SchedulerConfig { num_blocks: 61, max_chunk_tokens: 8, ..config() });
     let tokens: Vec<TokenId> = (0..160).map(|place| place % 47).collect();

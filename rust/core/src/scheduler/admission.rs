@@ -26,6 +26,15 @@ pub(super) struct Vacancy {
     slots: usize,
 }
 
+/// What a waiting sequence needs to start.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Demand {
+    index: SeqIndex,
+    rows: usize,
+    new_blocks: usize,
+    probe: Probe,
+}
+
 impl Scheduler {
     pub(super) fn vacancy(&mut self) -> Vacancy {
         Vacancy {
@@ -46,7 +55,7 @@ impl Scheduler {
 
     /// Gives a waiting sequence all its blocks and its rows, or nothing.
     pub(super) fn admit(&mut self, step: &mut Step, index: SeqIndex) -> Result<bool> {
-        if !self.fits(index, Relief::default()) && !self.fits_cold(index) {
+        if !self.fits(index) && !self.fits_cold(index) {
             return Ok(false);
         }
         // Nothing below can fail: between the last probe and here nobody else takes blocks.
@@ -61,30 +70,45 @@ impl Scheduler {
             return false;
         }
         self.sequences[index].starts_cold = true;
-        let fits = self.fits(index, Relief::default());
+        let fits = self.fits(index);
         self.sequences[index].starts_cold = fits;
         fits
     }
 
-    /// Whether a waiting sequence may start, if so much is given back first.
-    pub(super) fn fits(&mut self, index: SeqIndex, relief: Relief) -> bool {
-        let sequence = &self.sequences[index];
-        if sequence.num_samples > self.free_rows.len() + relief.rows {
+    /// Whether a waiting sequence may start.
+    fn fits(&mut self, index: SeqIndex) -> bool {
+        // Without a row there is nothing to look up.
+        self.sequences[index].num_samples <= self.free_rows.len() && {
+            let demand = self.demand(index);
+            self.fit(&[demand], Relief::default())
+        }
+    }
+
+    /// What a waiting sequence needs, as its prompt is found now.
+    pub(super) fn demand(&mut self, index: SeqIndex) -> Demand {
+        let probe = self.probe(index);
+        let new_blocks = self.first_blocks(index, probe.hits).sum();
+        Demand { index, rows: self.sequences[index].num_samples, new_blocks, probe }
+    }
+
+    /// Whether waiting sequences may start together, if so much is given back first.
+    pub(super) fn fit(&mut self, demands: &[Demand], relief: Relief) -> bool {
+        let sum = |part: fn(&Demand) -> usize| demands.iter().map(part).sum::<usize>();
+        if sum(|demand| demand.rows) > self.free_rows.len() + relief.rows {
             return false;
         }
-        let mut probe = self.probe(index);
-        if !self.slots_fit(index, relief, probe.idle_checkpoint) {
+        let slots_fit = |demand: &Demand| self.slots_fit(demand.index, relief, demand.probe.idle_checkpoint);
+        if !demands.iter().all(slots_fit) {
             return false;
         }
-        probe.idle_hits += relief.hits;
         let admission = Admission {
-            new_blocks: self.first_blocks(index, probe.hits).sum(),
-            idle_hits: probe.idle_hits,
+            new_blocks: sum(|demand| demand.new_blocks),
+            idle_hits: sum(|demand| demand.probe.idle_hits) + relief.hits,
             available: self.cache.available() + relief.blocks,
             watermark: self.config.watermark_blocks(),
             alone: self.running.len() == relief.sequences,
         };
-        admission.fits() && self.forecast_fits(index, probe, relief)
+        admission.fits() && self.forecast_fits(demands, admission.idle_hits, relief)
     }
 
     /// The published blocks that a sequence would share.
@@ -123,8 +147,8 @@ impl Scheduler {
         if sequence.shares() { self.block_size.full_blocks(sequence.tokens.len() - 1) } else { 0 }
     }
 
-    /// Whether the worst moment to come fits the pool with one more sequence running. Alone, a sequence always fits.
-    fn forecast_fits(&mut self, index: SeqIndex, probe: Probe, relief: Relief) -> bool {
+    /// Whether the worst moment to come fits the pool with some more sequences running. Alone, a sequence always fits.
+    fn forecast_fits(&mut self, demands: &[Demand], idle_hits: usize, relief: Relief) -> bool {
         let num_running = self.running.len() - relief.sequences;
         if self.config.admission == AdmissionPolicy::Watermark || num_running == 0 {
             return true;
@@ -137,9 +161,11 @@ impl Scheduler {
             own += sequence.num_held().saturating_sub(sequence.shared_blocks * self.config.groups.len());
             self.push_growths(&mut growths, sequence, sequence.shared_blocks);
         }
-        self.push_growths(&mut growths, &self.sequences[index], probe.hits);
+        for demand in demands {
+            self.push_growths(&mut growths, &self.sequences[demand.index], demand.probe.hits);
+        }
         let counts = self.cache.counts();
-        let base = (counts.active + probe.idle_hits).saturating_sub(relief.blocks + own);
+        let base = (counts.active + idle_hits).saturating_sub(relief.blocks + own);
         let peak = peak_blocks(base, &mut growths, &self.config.groups, self.block_size);
         self.growths = growths;
         peak <= counts.total
@@ -238,5 +264,48 @@ impl Scheduler {
         {
             request.summary.stalled_seconds += self.now - since;
         }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use crate::groups::LayerGroup;
+    use crate::scheduler::{
+        AdmissionPolicy, Outcome, OwnedArrays, Sampled, Scheduler, SchedulerConfig, Submission, TableSync,
+    };
+
+    #[test]
+    fn blocks_that_windows_let_go_and_take_again_have_nobody_looked_at() {
+        let config = SchedulerConfig {
+            num_blocks: 700,
+            block_size: 4,
+            max_num_seqs: 64,
+            max_model_len: 4096,
+            max_chunk_tokens: 64,
+            groups: vec![LayerGroup::Full, LayerGroup::Window { tokens: 9 }],
+            admission: AdmissionPolicy::Watermark,
+            watermark: 0.0,
+            ..SchedulerConfig::default()
+        };
+        let mut scheduler = Scheduler::new(config.clone()).unwrap();
+        let (mut arrays, mut sync) = (OwnedArrays::new(&config), TableSync::default());
+        let mut submit = |tokens: &[u32]| {
+            let submission = Submission { max_tokens: Some(90), ..Submission::new(tokens) };
+            scheduler.submit(submission).unwrap();
+        };
+        // In each step some let a block of their window go, and as many take one.
+        (0..16).for_each(|index| submit(&vec![index; 10 + index as usize]));
+        submit(&[99; 2400]);
+        let (mut num_looks, mut last_look) = (0, 0);
+        for _ in 0..64 {
+            let plan = scheduler.plan(&arrays.borrow(), &mut sync, 0.0).unwrap().unwrap();
+            num_looks += usize::from(scheduler.last_look != last_look);
+            last_look = scheduler.last_look;
+            let (tokens, outcomes) = (vec![7; plan.num_samples], vec![Outcome::Ok; plan.num_samples]);
+            let sampled = Sampled { tokens: &tokens, outcomes: &outcomes, failed_rows: &[], accepted: None };
+            scheduler.apply(plan.id, sampled, |_, _| ()).unwrap();
+        }
+        assert_eq!(scheduler.stats().num_waiting, 1);
+        assert!(num_looks <= 64 / 4, "{num_looks} looks in 64 steps");
     }
 }

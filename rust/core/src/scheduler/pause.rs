@@ -6,7 +6,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::Scheduler;
-use super::ranks::Relief;
 use super::sequence::{SeqIndex, SeqKey, Sequence};
 use super::step::Step;
 use crate::error::{Error, Result};
@@ -35,7 +34,7 @@ impl Paused {
     }
 
     /// Those of them that hold rows and blocks.
-    pub(super) fn iter_placed(&self) -> impl Iterator<Item = SeqIndex> {
+    pub(super) fn iter_placed(&self) -> impl DoubleEndedIterator<Item = SeqIndex> {
         self.placed.values().copied()
     }
 
@@ -174,16 +173,6 @@ impl Scheduler {
                 Err(Error::broken("I8 lists", detail))
             }
             None => Ok(()),
-        }
-    }
-
-    /// Takes rows and blocks from paused sequences until the first that waits can start, or there is none left.
-    pub(super) fn preempt_paused_for_waiting(&mut self, step: &mut Step) {
-        while let Some((_, first)) = self.first_waiting()
-            && !self.paused.placed.is_empty()
-            && !self.fits(first, Relief::default())
-        {
-            self.preempt_paused(step);
         }
     }
 

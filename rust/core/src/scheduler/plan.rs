@@ -1,7 +1,7 @@
 //! `plan`: what the next step computes, and for whom there is room.
 //!
 //! 1. Sequences with one token left to compute, the oldest first: each gets a block if it needs one, if need be by
-//!    preempting younger ones.
+//!    preempting younger ones. Where earlier ranks push later ones out, their prompts come first, up to half of the budget.
 //! 2. Chunks of the prompts that run already.
 //! 3. Waiting sequences, the oldest first, each with all its blocks or not at all; none in a step that preempted.
 //! 4. Drafts behind the decodes that were proposed some, with the budget and the blocks that are left.
@@ -84,13 +84,14 @@ impl Scheduler {
         self.held_back.clear();
         self.settle_pauses();
         self.notice_vacancy();
-        self.preempt_paused_for_waiting(&mut step);
-        let leaves_out = self.preempt_lower_ranks(&mut step);
+        let leaves_out = self.make_way_for_waiting(&mut step);
         self.make_spare_slot(&mut step);
         let preempted = self.schedule_decodes(&mut step)?;
         let is_short = self.schedule_prefills(&mut step)?;
         self.guard_first(&mut step);
         if !leaves_out && !preempted && !is_short {
+            // What left the windows of those that go on.
+            self.notice_vacancy();
             self.admit_waiting(&mut step)?;
         }
         self.add_drafts(&mut step);
@@ -121,15 +122,23 @@ impl Scheduler {
     /// Returns whether somebody was preempted, or left out for want of a block.
     fn schedule_decodes(&mut self, step: &mut Step) -> Result<bool> {
         let free_rows = self.free_rows.len();
+        let (budget, yields) = (self.config.max_num_batched_tokens, step.reserve.is_on());
         let (mut place, mut is_short) = (0, false);
-        while place < self.running.len() && step.num_tokens < self.config.max_num_batched_tokens {
+        while place < self.running.len() && step.num_tokens < budget {
             let index = self.running[place];
             let sequence = &self.sequences[index];
             step.has_chunks |= sequence.num_unplanned() > 1;
             let has_next = sequence.decodes() || sequence.can_go_on_unseen();
             if !has_next || !self.may_be_planned(index) {
+                if yields && self.may_be_planned(index) {
+                    let chunk = sequence.num_unplanned().min(self.config.max_chunk_tokens);
+                    step.reserve.add(sequence.key.rank, chunk);
+                }
                 place += 1;
                 continue;
+            }
+            if yields && step.num_tokens + step.reserve.kept_from(sequence.key.rank) >= budget {
+                break;
             }
             match self.make_writable(step, place)? {
                 NextBlock::Made => {
@@ -363,10 +372,7 @@ impl Scheduler {
             let first = group.first_block(sequence.num_computed, self.block_size).min(most);
             if first > table.num_dropped() { table.drop_front(first) } else { 0 }
         };
-        let given_back: SmallVec<[usize; 8]> =
-            sequence.tables.iter_mut().zip(&self.config.groups).map(give_back).collect();
-        self.queue_changed |= given_back.iter().any(|&count| count > 0);
-        given_back
+        sequence.tables.iter_mut().zip(&self.config.groups).map(give_back).collect()
     }
 
     /// Who gives way to the sequence at `place`: one of those that are younger, or itself if there is none. Nobody whom a

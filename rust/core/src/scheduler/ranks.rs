@@ -1,16 +1,21 @@
-//! Preemption by rank: running sequences of a later rank make room for the first that waits, if that gets it in.
+//! Who gives way to the first that waits, if that gets it in: paused sequences, then running ones of a later rank. And
+//! what decodes leave of a step's budget to prompts of an earlier rank.
 
-use hashbrown::HashMap;
+use hashbrown::{HashMap, HashSet};
 
 use super::Scheduler;
 use super::sequence::SeqIndex;
 use super::step::Step;
+use crate::policy::order::QueueOrder;
+use crate::policy::victim::fewest;
 use crate::units::BlockId;
 
-/// What the last running sequences would give back.
+/// What some sequences would give back: the last paused ones that hold rows and blocks, then the last running ones.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Relief {
-    /// How many of them.
+    /// How many of them are paused.
+    pub(super) paused: usize,
+    /// How many of them run.
     pub(super) sequences: usize,
     pub(super) rows: usize,
     /// Blocks that nobody else holds.
@@ -19,12 +24,57 @@ pub(super) struct Relief {
     pub(super) hits: usize,
 }
 
+/// What prompts of an earlier rank get of a step's budget before the decodes of a later one: half of it, if they want so
+/// much. Asked in the order of the ranks.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Reserve {
+    most: usize,
+    /// The rank of the one that starts in this step, and the tokens that it wants.
+    starting: Option<(u64, usize)>,
+    /// The rank that was asked for last.
+    rank: u64,
+    /// Tokens that prompts of earlier ranks want, and those of that rank.
+    earlier: usize,
+    same: usize,
+}
+
+impl Reserve {
+    /// Whether anything may be kept back.
+    pub(super) fn is_on(&self) -> bool {
+        self.most > 0
+    }
+
+    /// A running prompt wants some tokens.
+    pub(super) fn add(&mut self, rank: u64, num_tokens: usize) {
+        self.reach(rank);
+        self.same += num_tokens;
+    }
+
+    /// Tokens that are kept back from the decodes of a rank.
+    pub(super) fn kept_from(&mut self, rank: u64) -> usize {
+        self.reach(rank);
+        let starting =
+            self.starting.filter(|&(first, _)| first < rank).map_or(0, |(_, num_tokens)| num_tokens);
+        self.most.min(self.earlier + starting)
+    }
+
+    fn reach(&mut self, rank: u64) {
+        if rank > self.rank {
+            self.rank = rank;
+            self.earlier += std::mem::take(&mut self.same);
+        }
+    }
+}
+
 impl Scheduler {
-    /// Preempts as few running sequences of a later rank as the first of the waiting needs, or none if it would not fit
-    /// all the same. While a step in flight has a row for one of them, all are left out of the plan instead: returns
-    /// whether that is so.
-    pub(super) fn preempt_lower_ranks(&mut self, step: &mut Step) -> bool {
-        if !self.config.preempt_lower_ranks {
+    /// Has as few others give way as the first of the waiting needs, or nobody if it would not fit all the same. While a
+    /// step in flight has a row for one of them, those that run are left out of the plan instead: returns whether that is
+    /// so.
+    pub(super) fn make_way_for_waiting(&mut self, step: &mut Step) -> bool {
+        if self.config.preempt_lower_ranks && self.config.queue_order == QueueOrder::Priority {
+            step.reserve.most = self.config.max_num_batched_tokens / 2;
+        }
+        if !self.config.preempt_lower_ranks && self.paused.iter_placed().next().is_none() {
             return false;
         }
         let Some((key, index)) = self.first_waiting() else { return false };
@@ -32,47 +82,91 @@ impl Scheduler {
         if self.first_tried.replace(key) == Some(key) && !self.queue_changed {
             return false;
         }
-        let rank = key.rank;
-        if self.fits(index, Relief::default()) {
-            return false;
-        }
-        let first = self.running.len() - self.victims_for(index, rank).unwrap_or(0);
+        let Some(relief) = self.relief_for(&[index], key.rank) else { return false };
+        let first = self.running.len() - relief.sequences;
         if self.running[first..].iter().any(|&victim| self.sequences[victim].is_in_flight()) {
             self.held_back.extend_from_slice(&self.running[first..]);
+            // They can give way when that step is over.
+            self.queue_changed = true;
             return true;
         }
+        (0..relief.paused).for_each(|_| _ = self.preempt_paused(step));
         while self.running.len() > first
             && let Some(last) = self.running.pop()
         {
             self.preempt(step, last);
         }
+        if self.running.len() > step.reserve.most && step.reserve.is_on() {
+            let found = self.probe(index).hits * self.block_size.tokens();
+            step.reserve.starting = Some((key.rank, self.sequences[index].tokens.len() - found));
+        }
+        if relief.sequences > 0 && self.config.max_steps_in_flight > 1 {
+            self.hold_back_for_second();
+        }
         false
     }
 
-    /// The fewest of the last running sequences, all of a later rank, whose blocks and rows let a sequence start.
-    fn victims_for(&mut self, index: SeqIndex, rank: u64) -> Option<usize> {
+    /// Leaves those out of the plan at hand that the second of the waiting will push out of the next one, so that the two
+    /// do not wait two steps for each other.
+    fn hold_back_for_second(&mut self) {
+        let mut waiting = self.waiting.iter().take(2).map(|(&key, &index)| (key, index));
+        let (Some((_, first)), Some((key, second))) = (waiting.next(), waiting.next()) else { return };
+        let Some(relief) = self.relief_for(&[first, second], key.rank) else { return };
+        let kept = self.running.len() - relief.sequences;
+        self.held_back.extend_from_slice(&self.running[kept..]);
+    }
+
+    /// The least that lets sequences start together which wait at a rank, if there is anybody who may give way; none: they
+    /// cannot start though all of those give way.
+    fn relief_for(&mut self, starting: &[SeqIndex], rank: u64) -> Option<Relief> {
+        let paused: Vec<SeqIndex> = self.paused.iter_placed().rev().collect();
+        let is_later = |&&index: &&SeqIndex| self.sequences[index].key.rank > rank;
+        let num_later = if self.config.preempt_lower_ranks {
+            self.running.iter().rev().take_while(is_later).count()
+        } else {
+            0
+        };
+        if paused.is_empty() && num_later == 0 {
+            return None;
+        }
+        let demands: Vec<_> = starting.iter().map(|&index| self.demand(index)).collect();
+        if self.fit(&demands, Relief::default()) {
+            return Some(Relief::default());
+        }
+        let hits = starting.iter().flat_map(|&index| self.hits(index)).collect();
+        let reliefs = self.reliefs(&paused, num_later, &hits);
+        // A victim more never leaves less, but for a forecast that counts on blocks of it which others share.
+        let found = fewest(&reliefs, |relief| self.fit(&demands, relief));
+        // Alone, a sequence always fits, if need be without what it would share.
+        let alone = reliefs.last().filter(|_| self.running.is_empty()).copied();
+        found.or(alone)
+    }
+
+    /// What the first of those that may give way would give back, the first two, and so on.
+    fn reliefs(&self, paused: &[SeqIndex], num_later: usize, hits: &HashSet<BlockId>) -> Vec<Relief> {
         let mut relief = Relief::default();
         let mut held: HashMap<BlockId, usize> = HashMap::new();
-        let hits = self.hits(index);
-        while let Some(place) = self.running.len().checked_sub(relief.sequences + 1) {
-            let sequence = &self.sequences[self.running[place]];
-            if sequence.key.rank <= rank {
-                return None;
-            }
-            relief.sequences += 1;
+        let running = self.running.iter().rev().take(num_later);
+        let victims = paused.iter().map(|index| (index, true)).chain(running.map(|index| (index, false)));
+        let with_one_more = |(&index, is_paused): (&SeqIndex, bool)| {
+            let sequence = &self.sequences[index];
+            relief.paused += usize::from(is_paused);
+            relief.sequences += usize::from(!is_paused);
             relief.rows += sequence.rows.len();
             for &block in sequence.tables.iter().flat_map(|table| table.held()) {
-                let count = held.entry(block).or_default();
-                *count += 1;
-                if *count == self.cache.pool().references(block) {
+                let references = self.cache.pool().references(block);
+                let is_last = references == 1 || {
+                    let count = held.entry(block).or_default();
+                    *count += 1;
+                    *count == references
+                };
+                if is_last {
                     relief.blocks += 1;
                     relief.hits += usize::from(hits.contains(&block));
                 }
             }
-            if self.fits(index, relief) {
-                return Some(relief.sequences);
-            }
-        }
-        None
+            relief
+        };
+        victims.map(with_one_more).collect()
     }
 }

@@ -1,5 +1,6 @@
 //! One step: what a plan decided.
 
+use super::ranks::Reserve;
 use super::sequence::{SeqIndex, Swapped};
 use super::watch::Watched;
 use crate::groups::Tables;
@@ -76,6 +77,7 @@ pub(super) struct Step {
     pub(super) rows: Vec<Scheduled>,
     pub(super) num_decodes: usize,
     pub(super) num_draft_rows: usize,
+    pub(super) reserve: Reserve,
     /// Whether a running sequence may have more than one token to compute.
     pub(super) has_chunks: bool,
     pub(super) swap_outs: Vec<BlockCopy>,
@@ -114,6 +116,7 @@ impl Step {
         (self.id, self.num_tokens, self.num_samples) = (id, 0, 0);
         (self.num_decodes, self.num_draft_rows) = (0, 0);
         self.has_chunks = false;
+        self.reserve = Reserve::default();
     }
 
     pub(super) fn push(&mut self, row: Scheduled) {
