@@ -32,12 +32,15 @@ mod plan;
 mod pool;
 mod product;
 mod quantize;
+mod query;
 mod read;
 mod score;
 mod simd;
 mod softmax;
 mod sum;
 mod view;
+#[cfg(target_arch = "x86_64")]
+mod whole;
 mod write;
 
 pub use attend::{Attention, AttentionCall, Options};
