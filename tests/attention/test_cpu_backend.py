@@ -11,7 +11,7 @@ import torch
 from pykv._core import CpuAttention
 from pykv.attention import cpu_backend, paged_attention
 
-INSTRUCTIONS = ["portable", "avx2", "avx512", "avx512_bf16"]
+INSTRUCTIONS = ["portable", "avx2", "avx512", "avx512_bf16", "avx512_vnni"]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 TOLERANCES = {
     torch.float32: {"rtol": 2e-5, "atol": 2e-6},

@@ -8,7 +8,7 @@ import torch
 from pykv._core import CpuAttention
 from pykv.attention import cpu_backend, write_kv
 
-INSTRUCTIONS = ("portable", "avx2", "avx512", "avx512_bf16")
+INSTRUCTIONS = ("portable", "avx2", "avx512", "avx512_bf16", "avx512_vnni")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 NARROW = (None, None, torch.int8, torch.float8_e4m3fn)
 BLOCK_SIZES = (1, 2, 3, 7, 16, 48, 64, 100, 544)

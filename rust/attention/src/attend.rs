@@ -213,7 +213,7 @@ fn wait_for(count: &AtomicUsize, goal: usize) {
 }
 
 fn kernels_of(call: &AttentionCall) -> Kernels {
-    Kernels::choose(call.query.format, call.key_cache.format, call.instructions)
+    Kernels::choose(call.query.format, call.key_cache.format, call.query.head_dim, call.instructions)
 }
 
 fn plan_shape(call: &AttentionCall, num_threads: usize) -> PlanShape {

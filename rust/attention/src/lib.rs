@@ -16,8 +16,8 @@
 //! [`Attention::paged_attention`] makes a *plan*: the validated block ids and a list of *units*, each a few query
 //! tokens of one KV head over a range of segments. Threads claim units. For each span a unit copies the owned keys, a
 //! few at a time, and the values from their pages into dense scratch memory (arranged for the products, narrow formats
-//! widened), which every query head of the KV head then reads from the nearest cache. A slot that the sequence does not
-//! own is never loaded.
+//! widened), which every query head of the KV head then reads from the nearest cache. Values that few rows read, and those
+//! of int8 in whole numbers, are read where they are. A slot that the sequence does not own is never loaded.
 
 mod ahead;
 mod attend;
@@ -32,12 +32,15 @@ mod plan;
 mod pool;
 mod product;
 mod quantize;
+mod query;
 mod read;
 mod score;
 mod simd;
 mod softmax;
 mod sum;
 mod view;
+#[cfg(target_arch = "x86_64")]
+mod whole;
 mod write;
 
 pub use attend::{Attention, AttentionCall, Options};

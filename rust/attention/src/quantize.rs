@@ -48,7 +48,7 @@ impl RowWriter {
         let is_int8 = format == Format::Int8;
         #[cfg(target_arch = "x86_64")]
         match limit.min(InstructionSet::detect()) {
-            InstructionSet::Avx512Bf16 | InstructionSet::Avx512 => {
+            InstructionSet::Avx512Vnni | InstructionSet::Avx512Bf16 | InstructionSet::Avx512 => {
                 return RowWriter(if is_int8 { avx512::write::<Int8> } else { avx512::write::<Fp8> });
             }
             InstructionSet::Avx2 => {

@@ -18,9 +18,9 @@ pub(crate) struct Score<'a> {
     pub(crate) rows: &'a [*const u8; SPAN],
     /// Values in a row.
     pub(crate) head_dim: usize,
-    /// Room for the lanes of as many keys as a vector has lanes, padded to whole vectors.
+    /// Room for the lanes of the keys that are scored at a time, padded to whole vectors.
     pub(crate) keys: *mut f32,
-    /// `[num_rows][head_dim / VALUES]` lanes, padded with zeros to whole blocks.
+    /// `[num_rows]` packed rows of `head_dim` values.
     pub(crate) queries: *const u32,
     /// The distance between two rows of `queries`, in words.
     pub(crate) queries_stride: usize,

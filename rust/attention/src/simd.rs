@@ -8,6 +8,8 @@ pub(crate) mod avx2;
 pub(crate) mod avx512;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod avx512_bf16;
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod avx512_vnni;
 #[cfg(test)]
 mod tests;
 

@@ -2,13 +2,13 @@
 
 use crate::SPAN;
 use crate::ahead::{Ahead, Stage};
-use crate::simd::{self, Arithmetic};
+use crate::simd::{self, Arithmetic, Simd};
 
 /// Rows of one span that see the same positions.
 pub(crate) struct Softmax {
     /// `[num_rows][SPAN]` plain products of query and key.
     pub(crate) scores: *const f32,
-    /// `[num_rows][SPAN / VALUES]` lanes: the weights, 0 where a position is not seen.
+    /// `[num_rows]` packed rows of `SPAN` weights, 0 where a position is not seen.
     pub(crate) weights: *mut u32,
     /// The distance between two rows of `weights`, in words.
     pub(crate) weights_stride: usize,
@@ -33,23 +33,44 @@ pub(crate) struct Softmax {
 }
 
 /// As many vectors as the narrowest unit needs for a span.
-const MOST_VECTORS: usize = SPAN / 8;
+pub(crate) const MOST_VECTORS: usize = SPAN / 8;
+
+/// How the products want a row's weights.
+pub(crate) trait PackWeights: Simd {
+    /// Writes a span's weights, and returns the sum of what they were rounded to. Vectors beyond the span mean nothing.
+    ///
+    /// # Safety
+    /// The words of a packed row can be written at `to`.
+    unsafe fn pack_weights(self, to: *mut u32, weights: &[Self::Floats; MOST_VECTORS]) -> f32;
+}
+
+impl<A: Arithmetic> PackWeights for A {
+    #[inline(always)]
+    unsafe fn pack_weights(self, to: *mut u32, weights: &[Self::Floats; MOST_VECTORS]) -> f32 {
+        let mut total = self.splat(0.0);
+        for (place, weights) in weights.iter().enumerate().take(SPAN / A::LANES) {
+            // SAFETY: the vector lies in the span.
+            total = self.add(total, unsafe { self.store_weights(to, place * A::LANES, *weights) });
+        }
+        self.sum(total)
+    }
+}
 
 /// Turns the scores of each row into weights.
 ///
 /// # Safety
 /// The job's pointers are valid for the sizes that it names, and overlap nowhere.
 #[inline(always)]
-pub(crate) unsafe fn soften<A: Arithmetic>(arithmetic: A, job: &Softmax, ahead: &mut Ahead) {
+pub(crate) unsafe fn soften<P: PackWeights>(simd: P, job: &Softmax, ahead: &mut Ahead) {
     ahead.enter(Stage::Weights, job.num_rows);
     for row in 0..job.num_rows {
-        ahead.ask(arithmetic);
+        ahead.ask(simd);
         // SAFETY: the row exists.
         unsafe {
             if job.first == 0 && job.end == SPAN {
-                soften_row::<A, false>(arithmetic, job, row);
+                soften_row::<P, false>(simd, job, row);
             } else {
-                soften_row::<A, true>(arithmetic, job, row);
+                soften_row::<P, true>(simd, job, row);
             }
         }
     }
@@ -60,23 +81,23 @@ pub(crate) unsafe fn soften<A: Arithmetic>(arithmetic: A, job: &Softmax, ahead: 
 /// # Safety
 /// As for [`soften`]; the row exists.
 #[inline(always)]
-unsafe fn soften_row<A: Arithmetic, const CUT: bool>(arithmetic: A, job: &Softmax, row: usize) {
-    let mut scores = [arithmetic.splat(0.0); MOST_VECTORS];
+unsafe fn soften_row<P: PackWeights, const CUT: bool>(simd: P, job: &Softmax, row: usize) {
+    let mut scores = [simd.splat(0.0); MOST_VECTORS];
     // SAFETY: the row has an entry in each of the job's arrays, and `SPAN` scores and weights.
     unsafe {
-        let largest = finish_scores::<A, CUT>(arithmetic, job, job.scores.add(row * SPAN), &mut scores);
+        let largest = finish_scores::<P, CUT>(simd, job, job.scores.add(row * SPAN), &mut scores);
         let old = *job.maxima.add(row);
         // Mostly no score is above the maximum: then nothing is scaled, and the lanes need not be compared.
-        let (new, factor) = if arithmetic.exceeds(largest, old) {
-            let new = old.max(arithmetic.maximum(largest));
-            (new, arithmetic.lane0(simd::exp2(arithmetic, arithmetic.splat(old - new))))
+        let (new, factor) = if simd.exceeds(largest, old) {
+            let new = old.max(simd.maximum(largest));
+            (new, simd.lane0(simd::exp2(simd, simd.splat(old - new))))
         } else {
             (old, 1.0)
         };
         // Scores of minus infinity weigh nothing, also where there was no other yet.
         let zero = if new == f32::NEG_INFINITY { 0.0 } else { new };
         let weights = job.weights.add(row * job.weights_stride);
-        let total = weigh::<A, CUT>(arithmetic, job, &scores, weights, zero);
+        let total = weigh::<P, CUT>(simd, job, &scores, weights, zero);
         *job.maxima.add(row) = new;
         *job.factors.add(row) = factor;
         *job.totals.add(row) = *job.totals.add(row) * factor + total;
@@ -88,32 +109,32 @@ unsafe fn soften_row<A: Arithmetic, const CUT: bool>(arithmetic: A, job: &Softma
 /// # Safety
 /// `SPAN` products can be read, and the job's key scales.
 #[inline(always)]
-unsafe fn finish_scores<A: Arithmetic, const CUT: bool>(
-    arithmetic: A,
+unsafe fn finish_scores<P: PackWeights, const CUT: bool>(
+    simd: P,
     job: &Softmax,
     products: *const f32,
-    scores: &mut [A::Floats; MOST_VECTORS],
-) -> A::Floats {
+    scores: &mut [P::Floats; MOST_VECTORS],
+) -> P::Floats {
     let (inner, outer) = if job.softcap > 0.0 {
         (job.scale / job.softcap, job.softcap * std::f32::consts::LOG2_E)
     } else {
         (job.scale * std::f32::consts::LOG2_E, 1.0)
     };
-    let mut largest = arithmetic.splat(f32::NEG_INFINITY);
-    for (place, score) in scores.iter_mut().enumerate().take(SPAN / A::LANES) {
-        let position = place * A::LANES;
+    let mut largest = simd.splat(f32::NEG_INFINITY);
+    for (place, score) in scores.iter_mut().enumerate().take(SPAN / P::LANES) {
+        let position = place * P::LANES;
         // SAFETY: the vector lies in the span.
         unsafe {
-            *score = arithmetic.mul(arithmetic.load(products.add(position)), arithmetic.splat(inner));
+            *score = simd.mul(simd.load(products.add(position)), simd.splat(inner));
             if !job.key_scales.is_null() {
-                *score = arithmetic.mul(*score, arithmetic.load(job.key_scales.add(position)));
+                *score = simd.mul(*score, simd.load(job.key_scales.add(position)));
             }
         }
         if job.softcap > 0.0 {
-            *score = arithmetic.mul(simd::tanh(arithmetic, *score), arithmetic.splat(outer));
+            *score = simd.mul(simd::tanh(simd, *score), simd.splat(outer));
         }
-        *score = keep_seen::<A, CUT>(arithmetic, job, position, *score, f32::NEG_INFINITY);
-        largest = arithmetic.max(*score, largest);
+        *score = keep_seen::<P, CUT>(simd, job, position, *score, f32::NEG_INFINITY);
+        largest = simd.max(*score, largest);
     }
     largest
 }
@@ -121,50 +142,48 @@ unsafe fn finish_scores<A: Arithmetic, const CUT: bool>(
 /// Writes the weights of one row of scores, powers of two of what they are above `zero`, and returns their sum.
 ///
 /// # Safety
-/// The job's value scales can be read, and `SPAN / VALUES` words of weights written.
+/// The job's value scales can be read, and a packed row of weights written.
 #[inline(always)]
-unsafe fn weigh<A: Arithmetic, const CUT: bool>(
-    arithmetic: A,
+unsafe fn weigh<P: PackWeights, const CUT: bool>(
+    simd: P,
     job: &Softmax,
-    scores: &[A::Floats; MOST_VECTORS],
+    scores: &[P::Floats; MOST_VECTORS],
     weights: *mut u32,
     zero: f32,
 ) -> f32 {
-    let mut total = arithmetic.splat(0.0);
-    for (place, score) in scores.iter().enumerate().take(SPAN / A::LANES) {
-        let position = place * A::LANES;
-        let weight = simd::exp2(arithmetic, arithmetic.sub(*score, arithmetic.splat(zero)));
-        let seen = keep_seen::<A, CUT>(arithmetic, job, position, weight, 0.0);
-        // SAFETY: the vector lies in the span.
-        let counted = unsafe {
-            if job.value_scales.is_null() {
-                arithmetic.store_weights(weights, position, seen)
-            } else {
-                // A scale that is not seen may be no number: it must not be multiplied, even by 0.
-                let scales = arithmetic.load(job.value_scales.add(position));
-                let scaled = arithmetic.mul(weight, scales);
-                let scaled = keep_seen::<A, CUT>(arithmetic, job, position, scaled, 0.0);
-                arithmetic.store_weights(weights, position, scaled);
-                seen
-            }
+    let mut packed = [simd.splat(0.0); MOST_VECTORS];
+    let mut total = simd.splat(0.0);
+    for (place, score) in scores.iter().enumerate().take(SPAN / P::LANES) {
+        let position = place * P::LANES;
+        let weight = simd::exp2(simd, simd.sub(*score, simd.splat(zero)));
+        let seen = keep_seen::<P, CUT>(simd, job, position, weight, 0.0);
+        packed[place] = if job.value_scales.is_null() {
+            seen
+        } else {
+            total = simd.add(total, seen);
+            // SAFETY: the vector lies in the span.
+            let scales = unsafe { simd.load(job.value_scales.add(position)) };
+            // A scale that is not seen may be no number: it must not be multiplied, even by 0.
+            keep_seen::<P, CUT>(simd, job, position, simd.mul(weight, scales), 0.0)
         };
-        total = arithmetic.add(total, counted);
     }
-    arithmetic.sum(total)
+    // SAFETY: by this function's contract.
+    let rounded = unsafe { simd.pack_weights(weights, &packed) };
+    if job.value_scales.is_null() { rounded } else { simd.sum(total) }
 }
 
 /// `numbers` of the positions from `position` on, `fill` where a position is not seen. Unless `CUT`, all are.
 #[inline(always)]
-fn keep_seen<A: Arithmetic, const CUT: bool>(
-    arithmetic: A,
+fn keep_seen<P: PackWeights, const CUT: bool>(
+    simd: P,
     job: &Softmax,
     position: usize,
-    numbers: A::Floats,
+    numbers: P::Floats,
     fill: f32,
-) -> A::Floats {
+) -> P::Floats {
     if !CUT {
         return numbers;
     }
     let (first, end) = (job.first as i32 - position as i32, job.end as i32 - position as i32);
-    arithmetic.keep(numbers, first, end, fill)
+    simd.keep(numbers, first, end, fill)
 }

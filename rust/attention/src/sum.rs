@@ -16,7 +16,7 @@ pub(crate) struct Sum<'a> {
     pub(crate) rows: &'a [*const u8; SPAN],
     /// Values in a row.
     pub(crate) head_dim: usize,
-    /// `[num_rows][SPAN / VALUES]` lanes.
+    /// `[num_rows]` packed rows of `SPAN` weights.
     pub(crate) weights: *const u32,
     /// `[num_rows][head_dim]` singles, padded to `LANES * VALUES`.
     pub(crate) sums: *mut f32,
@@ -24,7 +24,7 @@ pub(crate) struct Sum<'a> {
     pub(crate) sums_stride: usize,
     /// One factor for each row.
     pub(crate) factors: *const f32,
-    /// At most [`MOST_ROWS`].
+    /// At most [`MOST_ROWS`]; any number in whole numbers.
     pub(crate) num_rows: usize,
     /// The steps, of `VALUES` positions each.
     pub(crate) first_step: usize,

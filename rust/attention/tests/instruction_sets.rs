@@ -161,7 +161,13 @@ fn every_instruction_set_gives_what_the_portable_one_gives() {
     ];
     let plain = Options { scale: 0.3, window: None, softcap: None, sinks: None };
     let bent = Options { window: Some(70), softcap: Some(2.0), sinks: Some(&[0.5; HEADS]), ..plain };
-    for set in [InstructionSet::Avx2, InstructionSet::Avx512, InstructionSet::Avx512Bf16] {
+    let sets = [
+        InstructionSet::Avx2,
+        InstructionSet::Avx512,
+        InstructionSet::Avx512Bf16,
+        InstructionSet::Avx512Vnni,
+    ];
+    for set in sets {
         if set > InstructionSet::detect() {
             eprintln!("skipped: {}", set.name());
             continue;

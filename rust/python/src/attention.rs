@@ -34,7 +34,8 @@ struct CpuAttention {
 
 #[pymethods]
 impl CpuAttention {
-    /// `instructions` is the most that may be used: "portable", "avx2", "avx512", "avx512_bf16"; None: all there are.
+    /// `instructions` is the most that may be used: "portable", "avx2", "avx512", "avx512_bf16", "avx512_vnni";
+    /// None: all there are.
     #[new]
     #[pyo3(signature = (instructions = None))]
     fn new(instructions: Option<&str>) -> PyResult<CpuAttention> {
@@ -176,8 +177,13 @@ fn run<T: Send>(py: Python<'_>, work: impl FnOnce() -> Result<T, Error> + Send) 
 }
 
 fn instruction_set(name: &str) -> PyResult<InstructionSet> {
-    let all =
-        [InstructionSet::Portable, InstructionSet::Avx2, InstructionSet::Avx512, InstructionSet::Avx512Bf16];
+    let all = [
+        InstructionSet::Portable,
+        InstructionSet::Avx2,
+        InstructionSet::Avx512,
+        InstructionSet::Avx512Bf16,
+        InstructionSet::Avx512Vnni,
+    ];
     all.into_iter().find(|set| set.name() == name).ok_or_else(|| {
         let names = all.map(InstructionSet::name).join(", ");
         PyValueError::new_err(format!("instructions is {name:?}; allowed are {names}"))

@@ -7,6 +7,7 @@ use super::span;
 use super::unit::UnitRun;
 use crate::ahead::{Ahead, Load};
 use crate::gather::Gather;
+use crate::kernels::ManyRows;
 use crate::plan::Unit;
 use crate::product::Product;
 use crate::score::Score;
@@ -52,10 +53,10 @@ impl UnitRun<'_> {
         while start < end {
             self.look_ahead(unit, start + SPAN, next, &mut scratch.ahead);
             let heads = unit.kv_heads.len();
-            let load = if self.sums_in_place(unit) {
-                Load::of_few_rows(scratch.ahead.num_lines(), self.call.key_cache.format.bytes())
-            } else {
+            let load = if self.copies_values(unit).is_some() {
                 Load::ManyRows
+            } else {
+                Load::of_few_rows(scratch.ahead.num_lines(), self.call.key_cache.format.bytes())
             };
             for (index, kv_head) in unit.kv_heads.clone().enumerate() {
                 scratch.ahead.begin(index, heads, load);
@@ -91,19 +92,19 @@ impl UnitRun<'_> {
             self.read_scales(place, scratch);
             self.score(place, rows, scratch);
             self.for_each_run(place, |run| self.weigh(&run, scratch));
-            if self.sums_in_place(place.unit) {
+            let Some(many_rows) = self.copies_values(place.unit) else {
                 return self.for_each_run(place, |run| self.sum_in_place(&run, rows, scratch));
-            }
+            };
             let values = Gather {
                 rows: &rows.values,
                 head_dim: self.geometry.head_dim_v,
                 to: scratch.values.floats(),
                 stride: self.geometry.value_words,
             };
-            (self.kernels.gather_values)(&values, &mut scratch.ahead);
+            (many_rows.gather_values)(&values, &mut scratch.ahead);
             let read = span::read_positions(place.unit, place.start);
             let read = read.start - place.start..read.end - place.start;
-            self.for_each_run(place, |run| self.sum(&run, &read, scratch));
+            self.for_each_run(place, |run| self.sum(many_rows, &run, &read, scratch));
         }
     }
 
@@ -235,14 +236,14 @@ impl UnitRun<'_> {
     ///
     /// # Safety
     /// The values are gathered, and the run's rows weighed.
-    unsafe fn sum(&self, run: &Run, read: &Range<usize>, scratch: &mut Scratch) {
+    unsafe fn sum(&self, many_rows: ManyRows, run: &Run, read: &Range<usize>, scratch: &mut Scratch) {
         let values = self.kernels.values;
         let mut seen = run.seen.clone();
         let mut factors = scratch.factors.floats();
         // A lane of two positions of which only one is seen: the other one's value must not be multiplied, even by 0.
         if !seen.start.is_multiple_of(values) && read.contains(&(seen.start - 1)) {
             // SAFETY: the position lies in the span.
-            unsafe { self.sum_half(run, seen.start, factors, scratch) };
+            unsafe { self.sum_half(many_rows, run, seen.start, factors, scratch) };
             factors = scratch.ones.floats();
             seen.start += 1;
         }
@@ -253,25 +254,26 @@ impl UnitRun<'_> {
             // SAFETY: the steps lie in the span.
             unsafe {
                 let right = scratch.values.floats().add(steps.start * self.geometry.value_words);
-                self.add_steps(run, steps, right, factors, scratch);
+                self.add_steps(many_rows, run, steps, right, factors, scratch);
             }
             factors = scratch.ones.floats();
         }
         if is_cut {
             // SAFETY: the position lies in the span.
-            unsafe { self.sum_half(run, end, factors, scratch) };
+            unsafe { self.sum_half(many_rows, run, end, factors, scratch) };
         }
     }
 
-    /// Whether the values are not worth a copy: they are read once, by one token.
-    fn sums_in_place(&self, unit: &Unit) -> bool {
-        unit.tokens.len() == 1 && self.shape.group() <= MOST_ROWS
+    /// The kernels for many rows, unless the values are not worth a copy: they are read once, by one token.
+    fn copies_values(&self, unit: &Unit) -> Option<ManyRows> {
+        let are_many = unit.tokens.len() > 1 || self.shape.group() > MOST_ROWS;
+        self.kernels.many_rows.filter(|_| are_many)
     }
 
-    /// Adds the weighted values of the span to the sums of a unit's only token, from where the values are.
+    /// Adds the weighted values of the span to a run's sums, from where the values are.
     ///
     /// # Safety
-    /// The rows are readable, and the token's rows weighed.
+    /// The rows are readable, and the run's rows weighed.
     unsafe fn sum_in_place(&self, run: &Run, rows: &SpanRows, scratch: &mut Scratch) {
         let values = self.kernels.values;
         // SAFETY: the scratch memory has these rows, and the sizes of the geometry.
@@ -297,7 +299,14 @@ impl UnitRun<'_> {
     ///
     /// # Safety
     /// As for [`UnitRun::sum`].
-    unsafe fn sum_half(&self, run: &Run, position: usize, factors: *const f32, scratch: &mut Scratch) {
+    unsafe fn sum_half(
+        &self,
+        many_rows: ManyRows,
+        run: &Run,
+        position: usize,
+        factors: *const f32,
+        scratch: &mut Scratch,
+    ) {
         let step = position / 2;
         let mask = if position.is_multiple_of(2) { 0x0000_ffff } else { 0xffff_0000 };
         let words = self.geometry.value_words;
@@ -308,7 +317,7 @@ impl UnitRun<'_> {
             for word in 0..words {
                 to.add(word).write(from.add(word).read() & mask);
             }
-            self.add_steps(run, step..step + 1, to.cast(), factors, scratch);
+            self.add_steps(many_rows, run, step..step + 1, to.cast(), factors, scratch);
         }
     }
 
@@ -316,6 +325,7 @@ impl UnitRun<'_> {
     /// `right` holds a line of values for each step, and the run's rows have weights for them.
     unsafe fn add_steps(
         &self,
+        many_rows: ManyRows,
         run: &Run,
         steps: Range<usize>,
         right: *const f32,
@@ -325,7 +335,7 @@ impl UnitRun<'_> {
         let (row, num_rows) = (run.first_row, run.num_rows);
         // SAFETY: the scratch memory has these rows, and the sizes of the geometry.
         unsafe {
-            (self.kernels.multiply)(
+            (many_rows.multiply)(
                 &Product {
                     left: scratch.weights.words().add(row * self.geometry.weight_words + steps.start),
                     left_stride: self.geometry.weight_words,

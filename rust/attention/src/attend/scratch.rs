@@ -11,7 +11,7 @@ use crate::merge::Part;
 pub(super) struct Geometry {
     pub(super) head_dim_k: usize,
     pub(super) head_dim_v: usize,
-    /// Words of a packed query or key.
+    /// Words of a packed query.
     pub(super) query_words: usize,
     /// Words of the keys that are scored at a time.
     pub(super) key_words: usize,
@@ -19,8 +19,10 @@ pub(super) struct Geometry {
     pub(super) value_words: usize,
     /// Words of a row's sums.
     pub(super) sums_words: usize,
-    /// Words of a row's weights.
+    /// Words of a row's packed weights.
     pub(super) weight_words: usize,
+    /// Lines of packed values.
+    pub(super) value_lines: usize,
     /// Bytes of the longest row of the caches.
     pub(super) row_bytes: usize,
 }
@@ -36,11 +38,12 @@ impl Geometry {
         Geometry {
             head_dim_k,
             head_dim_v,
-            query_words: lanes_k.next_multiple_of(16),
-            key_words: lanes_k.next_multiple_of(16) * kernels.lanes,
+            query_words: (kernels.packed_words)(head_dim_k),
+            key_words: lanes_k.next_multiple_of(16) * kernels.scored_keys,
             value_words: head_dim_v.next_multiple_of(kernels.lanes * kernels.values),
             sums_words: head_dim_v.next_multiple_of(kernels.lanes * kernels.values),
-            weight_words: SPAN / kernels.values,
+            weight_words: (kernels.packed_words)(SPAN),
+            value_lines: if kernels.many_rows.is_some() { SPAN / kernels.values } else { 0 },
             row_bytes: head_dim_k.max(head_dim_v) * number_bytes,
         }
     }
@@ -136,7 +139,7 @@ impl Scratch {
     pub(super) fn reserve(&mut self, num_rows: usize, geometry: &Geometry) {
         self.queries.reserve(num_rows * geometry.query_words);
         self.keys.reserve(geometry.key_words);
-        self.values.reserve(geometry.weight_words * geometry.value_words);
+        self.values.reserve(geometry.value_lines * geometry.value_words);
         self.scores.reserve(num_rows * SPAN);
         self.weights.reserve(num_rows * geometry.weight_words);
         self.factors.reserve(num_rows);

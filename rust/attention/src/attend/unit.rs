@@ -7,7 +7,7 @@ use crate::buffer::Buffer;
 use crate::kernels::Kernels;
 use crate::merge::Part;
 use crate::plan::{Plan, PlanShape, Token, Unit};
-use crate::view::{Format, Scales};
+use crate::view::Scales;
 
 /// What all units of a call share.
 ///
@@ -89,7 +89,7 @@ impl<'a> UnitRun<'a> {
         first != Some(unit.segments.start)
     }
 
-    /// Copies the unit's queries, widened to the kernels' lanes.
+    /// Packs the unit's queries as the kernels want them.
     ///
     /// # Safety
     /// The plan's tokens lie in the query.
@@ -101,13 +101,7 @@ impl<'a> UnitRun<'a> {
             unsafe {
                 let to = to.add(row * self.geometry.query_words);
                 to.write_bytes(0, self.geometry.query_words);
-                pack_query(
-                    query.row(token.index, head),
-                    query.format,
-                    query.head_dim,
-                    self.kernels.values,
-                    to,
-                );
+                (self.kernels.pack_query)(query.row(token.index, head), query.format, query.head_dim, to);
             }
         }
     }
@@ -225,32 +219,6 @@ impl<'a> UnitRun<'a> {
         unsafe {
             let address = self.partials.0.add((place * self.shape.num_heads + head) * words);
             part_at(address, self.geometry.sums_words)
-        }
-    }
-}
-
-/// Writes a query as lanes of `values` numbers each.
-///
-/// # Safety
-/// The row can be read for `head_dim` numbers, and `to` written for as many lanes as they fill.
-unsafe fn pack_query(row: *const u8, format: Format, head_dim: usize, values: usize, to: *mut u32) {
-    // SAFETY: by this function's contract; numbers may be unaligned.
-    unsafe {
-        match (format, values) {
-            (Format::Bf16, 2) => to.cast::<u8>().copy_from_nonoverlapping(row, head_dim * 2),
-            (Format::F32, 1) => to.cast::<u8>().copy_from_nonoverlapping(row, head_dim * 4),
-            (Format::Bf16, 1) => {
-                for index in 0..head_dim {
-                    to.add(index).write(u32::from(row.cast::<u16>().add(index).read_unaligned()) << 16);
-                }
-            }
-            (Format::F16, 1) => {
-                for index in 0..head_dim {
-                    let number = half::f16::from_bits(row.cast::<u16>().add(index).read_unaligned());
-                    to.add(index).write(number.to_f32().to_bits());
-                }
-            }
-            _ => unreachable!("no query of format {format:?} with {values} values a lane"),
         }
     }
 }

@@ -27,15 +27,75 @@ impl Avx512 {
 
 /// Methods that only compute.
 macro_rules! computed {
-    ($($name:ident($($argument:ident: $type:ty),*) -> $result:ty { $body:expr })*) => {$(
+    ($($visible:vis $name:ident($($argument:ident: $type:ty),*) -> $result:ty { $body:expr })*) => {$(
         #[inline(always)]
-        fn $name(self, $($argument: $type),*) -> $result {
+        $visible fn $name(self, $($argument: $type),*) -> $result {
             // SAFETY: a value of this type exists only where the instructions do.
             unsafe { $body }
         }
     )*};
 }
 pub(super) use computed;
+
+/// Vectors of singles for a unit that has AVX-512 and more: those of its first field.
+macro_rules! forwarded {
+    ($unit:ty) => {
+        forwarded! {
+            $unit;
+            splat(value: f32) -> __m512;
+            add(a: __m512, b: __m512) -> __m512;
+            sub(a: __m512, b: __m512) -> __m512;
+            mul(a: __m512, b: __m512) -> __m512;
+            div(a: __m512, b: __m512) -> __m512;
+            multiply_add(a: __m512, b: __m512, c: __m512) -> __m512;
+            max(a: __m512, b: __m512) -> __m512;
+            min(a: __m512, b: __m512) -> __m512;
+            split(a: __m512) -> [__m512; 2];
+            scale(a: __m512, exponent: __m512) -> __m512;
+            keep(a: __m512, first: i32, end: i32, fill: f32) -> __m512;
+            sum(a: __m512) -> f32;
+            lane0(a: __m512) -> f32;
+            maximum(a: __m512) -> f32;
+            sum_in_blocks(vectors: [__m512; 4]) -> __m512;
+            transpose_blocks(vectors: [__m512; 4]) -> [__m512; 4];
+            exceeds(a: __m512, bound: f32) -> bool;
+            prefetch(address: *const u8) -> ();
+        }
+    };
+    ($unit:ty; $($name:ident($($argument:ident: $type:ty),*) -> $result:ty;)*) => {
+        impl crate::simd::Simd for $unit {
+            type Floats = __m512;
+            const LANES: usize = <Avx512 as crate::simd::Simd>::LANES;
+            const TILE_VECTORS: usize = <Avx512 as crate::simd::Simd>::TILE_VECTORS;
+
+            $(
+                #[inline(always)]
+                fn $name(self, $($argument: $type),*) -> $result {
+                    self.0.$name($($argument),*)
+                }
+            )*
+
+            #[inline(always)]
+            unsafe fn load(self, from: *const f32) -> __m512 {
+                // SAFETY: the same contract.
+                unsafe { self.0.load(from) }
+            }
+
+            #[inline(always)]
+            unsafe fn repeat(self, from: *const f32) -> __m512 {
+                // SAFETY: the same contract.
+                unsafe { self.0.repeat(from) }
+            }
+
+            #[inline(always)]
+            unsafe fn store(self, to: *mut f32, a: __m512) {
+                // SAFETY: the same contract.
+                unsafe { self.0.store(to, a) }
+            }
+        }
+    };
+}
+pub(super) use forwarded;
 
 /// A mask of the lowest `count` lanes of 32.
 #[inline(always)]
@@ -143,7 +203,7 @@ impl Avx512 {
     /// # Safety
     /// The values `first..first + min(count, LANES)` of the row can be read.
     #[inline(always)]
-    unsafe fn load_values<E: Element>(self, row: *const u8, first: usize, count: usize) -> __m512 {
+    pub(super) unsafe fn load_values<E: Element>(self, row: *const u8, first: usize, count: usize) -> __m512 {
         let from = row.wrapping_add(first * E::FORMAT.bytes());
         let mask = low_lanes(count.min(16)) as __mmask16;
         // SAFETY: the instructions exist; only the lanes of values that exist are read.

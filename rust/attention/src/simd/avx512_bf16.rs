@@ -4,8 +4,8 @@
 use std::arch::x86_64::*;
 use std::mem::transmute;
 
-use super::avx512::{Avx512, computed, low_lanes};
-use super::{Arithmetic, Simd};
+use super::Arithmetic;
+use super::avx512::{Avx512, computed, forwarded, low_lanes};
 use crate::element::Element;
 use crate::view::Format;
 
@@ -31,60 +31,7 @@ impl Avx512Bf16 {
     }
 }
 
-/// Methods of the wider unit.
-macro_rules! forwarded {
-    ($($name:ident($($argument:ident: $type:ty),*) -> $result:ty;)*) => {$(
-        #[inline(always)]
-        fn $name(self, $($argument: $type),*) -> $result {
-            self.0.$name($($argument),*)
-        }
-    )*};
-}
-
-impl Simd for Avx512Bf16 {
-    type Floats = __m512;
-    const LANES: usize = Avx512::LANES;
-    const TILE_VECTORS: usize = Avx512::TILE_VECTORS;
-
-    forwarded! {
-        splat(value: f32) -> __m512;
-        add(a: __m512, b: __m512) -> __m512;
-        sub(a: __m512, b: __m512) -> __m512;
-        mul(a: __m512, b: __m512) -> __m512;
-        div(a: __m512, b: __m512) -> __m512;
-        multiply_add(a: __m512, b: __m512, c: __m512) -> __m512;
-        max(a: __m512, b: __m512) -> __m512;
-        min(a: __m512, b: __m512) -> __m512;
-        split(a: __m512) -> [__m512; 2];
-        scale(a: __m512, exponent: __m512) -> __m512;
-        keep(a: __m512, first: i32, end: i32, fill: f32) -> __m512;
-        sum(a: __m512) -> f32;
-        lane0(a: __m512) -> f32;
-        maximum(a: __m512) -> f32;
-        sum_in_blocks(vectors: [__m512; 4]) -> __m512;
-        transpose_blocks(vectors: [__m512; 4]) -> [__m512; 4];
-        exceeds(a: __m512, bound: f32) -> bool;
-        prefetch(address: *const u8) -> ();
-    }
-
-    #[inline(always)]
-    unsafe fn load(self, from: *const f32) -> __m512 {
-        // SAFETY: the same contract.
-        unsafe { self.0.load(from) }
-    }
-
-    #[inline(always)]
-    unsafe fn repeat(self, from: *const f32) -> __m512 {
-        // SAFETY: the same contract.
-        unsafe { self.0.repeat(from) }
-    }
-
-    #[inline(always)]
-    unsafe fn store(self, to: *mut f32, a: __m512) {
-        // SAFETY: the same contract.
-        unsafe { self.0.store(to, a) }
-    }
-}
+forwarded!(Avx512Bf16);
 
 impl Avx512Bf16 {
     computed! {
