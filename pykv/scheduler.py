@@ -105,7 +105,8 @@ class Scheduler:
     any thread; one lock is held for the microseconds that a call takes.
 
     Raises:
-        ConfigError: an option is out of its range.
+        ConfigError: `config` is none.
+        MemoryError: the system does not give what the blocks' books need.
         PoisonedError: from any method, after an invariant broke or the core panicked.
     """
 
@@ -298,6 +299,7 @@ class Scheduler:
             StepError: `max_steps_in_flight` steps are in flight, or the buffers hold one of them or were made for
                 another configuration; nothing was changed.
             InvalidRequestError: `now` is negative or no finite number; nothing was changed.
+            ConfigError: the buffers have page lists, which could pass 2**31 entries; nothing was changed.
         """
         native = instance_of("buffers", buffers, StepBuffers)._native
         seconds = as_number("now", now)
