@@ -42,9 +42,9 @@ class PatientChannel(Channel):
         self,
         host: str,
         port: int,
-        tls: ssl.SSLContext | None,
-        keepalive_seconds: float | None,
-        keepalive_timeout_seconds: float,
+        tls: ssl.SSLContext | None = None,
+        keepalive_seconds: float | None = None,
+        keepalive_timeout_seconds: float = 20.0,
     ) -> None:
         super().__init__(host, port, ssl=tls)
         self._protocols: set[PatientProtocol] = set()
