@@ -1,7 +1,8 @@
-"""An engine of your own: a decoder in plain torch with its own weights, KV tensors and sampler, scheduled by pykv.
+"""An engine of your own: a decoder in plain torch with its own weights and sampler, scheduled by pykv.
 
-The model runs twice: with `pykv.paged_attention`, and with an attention that is written here and reads the plan's block
-tables itself. Both give the same tokens. Neither transformers nor `pykv.Engine` takes part.
+The same prompts, with two samples each, run three times: in a pool with room for all, in one so small that requests are
+preempted and swapped to the host, and with an attention that is written here and reads the plan's block tables itself.
+All give the same tokens. Neither transformers nor `pykv.Engine` takes part.
 """
 
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from torch.nn.functional import embedding, linear, rms_norm, scaled_dot_product_
 import pykv
 
 VOCAB, HIDDEN, LAYERS, HEADS, KV_HEADS, HEAD_DIM = 400, 64, 3, 4, 2, 16
+LAYOUT = pykv.KvLayout((pykv.KvLayer(KV_HEADS, HEAD_DIM, HEAD_DIM),) * LAYERS)
 
 
 @dataclass
@@ -28,29 +30,29 @@ class Step:
     seq_lens: Tensor
     table_rows: Tensor
     block_tables: Tensor
+    swap_out_pairs: Tensor
+    swap_in_pairs: Tensor
     copy_pairs: Tensor
     sample_indices: Tensor
 
     @classmethod
-    def of(cls, plan: pykv.Plan, step: pykv.StepBuffers) -> "Step":
+    def of(cls, plan: pykv.Plan, buffers: pykv.StepBuffers) -> "Step":
         tokens, rows = plan.num_tokens, plan.num_batch_rows
-        lengths = [
-            tokens,
-            tokens,
-            tokens,
-            rows + 1,
-            rows,
-            rows,
-            len(step.block_tables),
-            plan.num_copies,
-            plan.num_samples,
-        ]
-        names = cls.__dataclass_fields__
+        lengths = {
+            "token_ids": tokens,
+            "positions": tokens,
+            "slot_mapping": tokens,
+            "query_starts": rows + 1,
+            "seq_lens": rows,
+            "table_rows": rows,
+            "block_tables": len(buffers.block_tables),
+            "swap_out_pairs": plan.num_swap_outs,
+            "swap_in_pairs": plan.num_swap_ins,
+            "copy_pairs": plan.num_copies,
+            "sample_indices": plan.num_samples,
+        }
         return cls(
-            *(
-                torch.from_numpy(getattr(step, name)[:length])
-                for name, length in zip(names, lengths, strict=True)
-            )
+            **{name: torch.from_numpy(getattr(buffers, name)[:length]) for name, length in lengths.items()}
         )
 
 
@@ -87,10 +89,27 @@ def written_here(query: Tensor, keys: Tensor, values: Tensor, step: Step) -> Ten
     return torch.cat(outputs)
 
 
+class Cache:
+    """The keys and values of all sequences, and a pool on the host for those that are swapped out."""
+
+    def __init__(self, config: pykv.SchedulerConfig) -> None:
+        self.pool = pykv.KvPool(LAYOUT, config.num_blocks, config.block_size, "f32")
+        self.host: pykv.KvPool | None = None
+        if config.num_host_blocks:
+            self.host = pykv.KvPool(LAYOUT, config.num_host_blocks, config.block_size, "f32")
+
+    def copy(self, step: Step) -> None:
+        """Makes the copies that come before the model, in this order: blocks change hands between them."""
+        if self.host is not None:
+            self.pool.copy_blocks_to(self.host, step.swap_out_pairs)
+            self.host.copy_blocks_to(self.pool, step.swap_in_pairs)
+        self.pool.copy_blocks(step.copy_pairs)
+
+
 class Decoder:
     """Random weights: what it says makes no sense, but each token depends on all that came before it."""
 
-    def __init__(self, attention: Attention, config: pykv.SchedulerConfig) -> None:
+    def __init__(self, attention: Attention, cache: Cache) -> None:
         torch.manual_seed(1)
         shapes = {"qkv": (HEADS + 2 * KV_HEADS) * HEAD_DIM, "up": 4 * HIDDEN}
         self.embedding, self.head = torch.randn(VOCAB, HIDDEN), torch.randn(VOCAB, HIDDEN)
@@ -99,14 +118,11 @@ class Decoder:
             | {"out": torch.randn(HIDDEN, HEADS * HEAD_DIM) / 8, "down": torch.randn(HIDDEN, 4 * HIDDEN) / 16}
             for _ in range(LAYERS)
         ]
-        shape = (config.num_blocks, KV_HEADS, config.block_size, HEAD_DIM)
-        self.keys = [torch.zeros(shape) for _ in range(LAYERS)]
-        self.values = [torch.zeros(shape) for _ in range(LAYERS)]
-        self.attention = attention
+        self.attention, self.cache = attention, cache
 
     def forward(self, step: Step) -> Tensor:
         """Runs one step; gives the logits of each token that is sampled after."""
-        pykv.copy_blocks(self.keys, self.values, step.copy_pairs)
+        self.cache.copy(step)
         hidden = embedding(step.token_ids, self.embedding)
         for index, layer in enumerate(self.layers):
             hidden = hidden + self.attend(index, rms_norm(hidden, (HIDDEN,)), step)
@@ -116,7 +132,7 @@ class Decoder:
     def attend(self, index: int, hidden: Tensor, step: Step) -> Tensor:
         heads = linear(hidden, self.layers[index]["qkv"]).view(len(hidden), -1, HEAD_DIM)
         query, key, value = heads.split([HEADS, KV_HEADS, KV_HEADS], dim=1)
-        keys, values = self.keys[index], self.values[index]
+        keys, values = self.cache.pool.key_caches[index], self.cache.pool.value_caches[index]
         # Every layer writes what is new before it reads: sequences of one step may share blocks.
         pykv.write_kv(rotate(key, step.positions), value.contiguous(), keys, values, step.slot_mapping)
         attended = self.attention(rotate(query, step.positions), keys, values, step)
@@ -133,41 +149,54 @@ def rotate(heads: Tensor, positions: Tensor) -> Tensor:
     )
 
 
-def generate(attention: Attention, prompts: list[list[int]]) -> dict[tuple[int, int], list[int]]:
-    """Greedy outputs by request and sample, in a pool so small that requests are preempted."""
-    config = pykv.SchedulerConfig(
-        num_blocks=24,
-        block_size=8,
-        max_num_seqs=8,
-        max_num_batched_tokens=64,
-        max_model_len=128,
-        admission="watermark",
-    )
-    scheduler, buffers, decoder = pykv.Scheduler(config), pykv.StepBuffers(config), Decoder(attention, config)
+def generate(
+    attention: Attention, config: pykv.SchedulerConfig, prompts: list[list[int]]
+) -> dict[tuple[int, int], list[int]]:
+    """Outputs by request and sample: sample 0 takes the best token, sample 1 the second best."""
+    scheduler, buffers = pykv.Scheduler(config), pykv.StepBuffers(config)
+    decoder = Decoder(attention, Cache(config))
     for prompt in prompts:
-        scheduler.submit(prompt, max_tokens=24)
+        scheduler.submit(prompt, max_tokens=24, num_samples=2)
     outputs: dict[tuple[int, int], list[int]] = {}
     by_row: dict[int, tuple[int, int]] = {}
     while (plan := scheduler.plan(buffers)) is not None:
+        # Who got which row is told once: note it before anything can fail.
         placed = (buffers.placed_rows, buffers.placed_requests, buffers.placed_children)
-        for row, request, child in zip(*(array[: plan.num_placed].tolist() for array in placed), strict=True):
-            by_row[row] = (request, child)
-        sampled = decoder.forward(Step.of(plan, buffers)).argmax(-1).numpy()
-        scheduler.apply(plan, sampled, np.full(plan.num_samples, pykv.OUTCOME_OK, np.uint8))
-        for row, token in zip(
-            buffers.sample_rows[: plan.num_samples].tolist(), sampled.tolist(), strict=True
+        for row, request, sample in zip(
+            *(array[: plan.num_placed].tolist() for array in placed), strict=True
         ):
-            outputs.setdefault(by_row[row], []).append(token)
-    print(f"{scheduler.stats().steps} steps, {scheduler.stats().preemptions} preemptions")
+            by_row[row] = (request, sample)
+        owners = [by_row[row] for row in buffers.sample_rows[: plan.num_samples].tolist()]
+        try:
+            best = decoder.forward(Step.of(plan, buffers)).topk(2).indices.tolist()
+        except BaseException:
+            scheduler.discard(plan)  # nothing of the step counts, and the scheduler can plan it again
+            raise
+        sampled = [tokens[sample] for tokens, (_, sample) in zip(best, owners, strict=True)]
+        outcomes = np.full(plan.num_samples, pykv.OUTCOME_OK, np.uint8)
+        scheduler.apply(plan, np.array(sampled, np.int64), outcomes)
+        for owner, token in zip(owners, sampled, strict=True):
+            outputs.setdefault(owner, []).append(token)
+    stats = scheduler.stats()
+    print(
+        f"{stats.steps} steps, {stats.preemptions} preemptions, {stats.swapped_in_blocks} blocks swapped in"
+    )
     return outputs
 
 
 def main() -> None:
     shared = [7 * token % VOCAB for token in range(20)]
     prompts = [[*shared, *range(ending, ending + 3 * ending)] for ending in range(1, 9)]
-    first, second = generate(with_pykv, prompts), generate(written_here, prompts)
-    assert first == second, "the two attentions disagree"
-    print(f"{len(first)} outputs, the same tokens with both attentions; the first: {first[0, 0][:8]}")
+    options = {"block_size": 8, "max_num_seqs": 8, "max_num_batched_tokens": 64, "max_model_len": 128}
+    roomy = pykv.SchedulerConfig(num_blocks=256, **options)
+    tight = pykv.SchedulerConfig(
+        num_blocks=24, num_host_blocks=64, preemption="swap", admission="watermark", **options
+    )
+    expected = generate(with_pykv, roomy, prompts)
+    assert generate(with_pykv, tight, prompts) == expected, "swapping changes tokens"
+    print(f"{len(expected)} outputs, the same tokens when they are swapped")
+    assert generate(written_here, tight, prompts) == expected, "the two attentions disagree"
+    print(f"the same tokens with both attentions; the first: {expected[0, 0][:8]}")
 
 
 if __name__ == "__main__":

@@ -49,7 +49,7 @@ from pykv.errors import (
 from pykv.extras import needs_extra as _needs_extra
 
 if _typing.TYPE_CHECKING:
-    from pykv.attention import copy_blocks, paged_attention, write_kv
+    from pykv.attention import LayerCache, copy_blocks, paged_attention, transfer_blocks, write_kv
     from pykv.blocks import BlockCounts, BlockPool, BlockTable, PrefixCache
     from pykv.client import Client, ServiceError
     from pykv.engine import (
@@ -65,7 +65,9 @@ if _typing.TYPE_CHECKING:
     )
     from pykv.events import KvEventKind, KvEvents, content_keys
     from pykv.kv_format import CodecFormat, KvFormat, kv_format_names, register_kv_format
+    from pykv.kv_layer import KvLayer
     from pykv.kv_pool import KvPool
+    from pykv.layer_groups import LayerGroups, StateGroup, StateTensor
     from pykv.layout import KvLayout
     from pykv.planner.plan import KvPlan, plan
     from pykv.recording import ReplayedRecording, replay_recording
@@ -89,6 +91,7 @@ if _typing.TYPE_CHECKING:
     from pykv.simulator.policy import BlockUse, EvictionPolicy
     from pykv.simulator.replay import replay
     from pykv.simulator.result import ReplayResult
+    from pykv.state_pool import StatePool
 
     __version__: str
 
@@ -118,9 +121,12 @@ __all__ = [
     "KvEventKind",
     "KvEvents",
     "KvFormat",
+    "KvLayer",
     "KvLayout",
     "KvPlan",
     "KvPool",
+    "LayerCache",
+    "LayerGroups",
     "MissingExtraError",
     "ModelError",
     "OutOfBlocksError",
@@ -143,6 +149,9 @@ __all__ = [
     "SchedulerConfig",
     "SchedulerStats",
     "ServiceError",
+    "StateGroup",
+    "StatePool",
+    "StateTensor",
     "StepBuffers",
     "StepError",
     "TokenLogprobs",
@@ -159,6 +168,7 @@ __all__ = [
     "replay",
     "replay_recording",
     "scope_of",
+    "transfer_blocks",
     "write_kv",
 ]
 
@@ -181,9 +191,12 @@ _LAZY = {
     "KvEventKind": ("pykv.events", ""),
     "KvEvents": ("pykv.events", ""),
     "KvFormat": ("pykv.kv_format", ""),
+    "KvLayer": ("pykv.kv_layer", ""),
     "KvLayout": ("pykv.layout", ""),
     "KvPlan": ("pykv.planner.plan", ""),
     "KvPool": ("pykv.kv_pool", "torch"),
+    "LayerCache": ("pykv.attention", "torch"),
+    "LayerGroups": ("pykv.layer_groups", ""),
     "OUTCOME_FAILED": ("pykv.scheduler", ""),
     "OUTCOME_OK": ("pykv.scheduler", ""),
     "OUTCOME_STOP": ("pykv.scheduler", ""),
@@ -201,6 +214,9 @@ _LAZY = {
     "SchedulerConfig": ("pykv.scheduler_config", ""),
     "SchedulerStats": ("pykv.scheduler", ""),
     "ServiceError": ("pykv.client", "client"),
+    "StateGroup": ("pykv.layer_groups", ""),
+    "StatePool": ("pykv.state_pool", "torch"),
+    "StateTensor": ("pykv.layer_groups", ""),
     "StepBuffers": ("pykv.scheduler", ""),
     "TokenLogprobs": ("pykv.engine", ""),
     "Usage": ("pykv.engine", ""),
@@ -213,6 +229,7 @@ _LAZY = {
     "replay": ("pykv.simulator.replay", ""),
     "replay_recording": ("pykv.recording", ""),
     "scope_of": ("pykv.scope", ""),
+    "transfer_blocks": ("pykv.attention", "torch"),
     "write_kv": ("pykv.attention", "torch"),
 }
 

@@ -55,6 +55,7 @@ class BlockPool:
 
     Raises:
         ConfigError: one of them is out of its range.
+        MemoryError: the system does not give what the blocks' books need.
     """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
@@ -105,6 +106,7 @@ class BlockTable:
 
         Raises:
             OutOfBlocksError: fewer are free; none was taken.
+            InvalidRequestError: `count` is no integer of at least 0.
         """
         count = as_integer("count", count, 0, _INT32_MAX)
         self._native.extend(count)
@@ -161,6 +163,7 @@ class PrefixCache:
 
     Raises:
         ConfigError: another cache publishes in the pool already, or there is no such policy.
+        MemoryError: the system does not give what the blocks' books need.
     """
 
     def __init__(self, pool: BlockPool, *, eviction: str = "lru") -> None:
@@ -176,7 +179,7 @@ class PrefixCache:
         """Returns how many of the first tokens are cached. Changes nothing.
 
         Raises:
-            InvalidRequestError: `tokens` are no token ids.
+            InvalidRequestError: `tokens` are no token ids, or `scope` is not bytes.
         """
         hits = self._native.probe(
             as_token_array(tokens, "tokens"), as_bytes("scope", scope), self.pool.num_blocks
@@ -197,7 +200,7 @@ class PrefixCache:
             The table, and how many tokens its blocks hold.
 
         Raises:
-            InvalidRequestError: `tokens` are no token ids.
+            InvalidRequestError: `tokens` are no token ids, or another argument is not of its type or range.
         """
         array = as_token_array(tokens, "tokens")
         limit = len(array) - 1 if max_tokens is None else max_tokens
@@ -209,7 +212,7 @@ class PrefixCache:
         """Takes blocks for a table, evicting cached ones where too few are free.
 
         Raises:
-            InvalidRequestError: the table is another pool's.
+            InvalidRequestError: the table is another pool's, or `count` is no integer of at least 0.
             OutOfBlocksError: not even so there are enough; none was taken.
         """
         self._check_own(table)

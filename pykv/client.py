@@ -1,5 +1,6 @@
 """An asynchronous client of `pykv-serve`."""
 
+import math
 import os
 import ssl
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -16,6 +17,7 @@ from grpclib.health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from pykv.engine.histogram import HistogramCounts
 from pykv.engine.outputs import OutputDelta
 from pykv.errors import ConfigError, InvalidRequestError
+from pykv.field_checks import as_number, refuse
 from pykv.retention import Retention
 from pykv.sampling import SamplingParams
 from pykv.service.client.channel import PatientChannel
@@ -51,18 +53,32 @@ class Client:
         address: HOST:PORT of the server; [HOST]:PORT for IPv6.
         token: the bearer token that stands for a tenant.
         tls: for a server with a certificate, see `tls_context`; None = plain text.
+        keepalive_seconds: after so long without a byte from the server, while there are calls, it is asked by a PING
+            whether it is still there; None = never, and a server that vanishes without a word is waited for.
+        keepalive_timeout_seconds: how long it may take to answer. Then all calls of the connection end with
+            ServiceError, status UNAVAILABLE, and the next call makes a new connection.
 
     Raises:
-        ConfigError: the address is none, or the token is no printable ASCII.
+        ConfigError: the address is none, the token is no printable ASCII, or a number of seconds is none above 0.
     """
 
     def __init__(
-        self, address: str = DEFAULT_ADDRESS, *, token: str | None = None, tls: ssl.SSLContext | None = None
+        self,
+        address: str = DEFAULT_ADDRESS,
+        *,
+        token: str | None = None,
+        tls: ssl.SSLContext | None = None,
+        keepalive_seconds: float | None = 30.0,
+        keepalive_timeout_seconds: float = 20.0,
     ) -> None:
         self._host, self._port = _split(address)
         self._address = address
         self._metadata = {} if token is None else {"authorization": f"Bearer {_checked(token)}"}
         self._tls = tls
+        self._keepalive_seconds = (
+            None if keepalive_seconds is None else _seconds("keepalive_seconds", keepalive_seconds)
+        )
+        self._keepalive_timeout_seconds = _seconds("keepalive_timeout_seconds", keepalive_timeout_seconds)
         self._channel: PatientChannel | None = None
 
     async def __aenter__(self) -> Self:
@@ -227,7 +243,13 @@ class Client:
 
     def _connect(self) -> PatientChannel:
         if self._channel is None:
-            self._channel = PatientChannel(self._host, self._port, self._tls)
+            self._channel = PatientChannel(
+                self._host,
+                self._port,
+                self._tls,
+                self._keepalive_seconds,
+                self._keepalive_timeout_seconds,
+            )
         return self._channel
 
 
@@ -271,6 +293,13 @@ def _checked(token: str) -> str:
     if not (token and token.isascii() and token.isprintable() and " " not in token):
         raise ConfigError("the token is empty or holds what no token may hold; allowed: printable ASCII")
     return token
+
+
+def _seconds(name: str, value: float) -> float:
+    seconds = as_number(name, value, ConfigError)
+    if not (math.isfinite(seconds) and seconds > 0):
+        refuse(name, value, "a finite number above 0", ConfigError)
+    return seconds
 
 
 def _split(address: str) -> tuple[str, int]:

@@ -101,7 +101,7 @@ class StateTensor:
 class StateGroup:
     """The layers that keep a state of fixed size for each sequence: linear attention, SSM, short convolutions.
 
-    They advance together, so one slot of `pykv.state_pool.StatePool` holds the states of all of them.
+    They advance together, so one slot of `pykv.StatePool` holds the states of all of them.
 
     Attributes:
         layers: for each such layer, in the model's order, the tensors that it keeps.

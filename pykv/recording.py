@@ -149,8 +149,8 @@ def replay_recording(path: str | os.PathLike[str], *, allow_cut: bool = False) -
     Args:
         path: the file.
         allow_cut: whether the recording may have no end, as a process leaves it that died: it is replayed up to the
-            first chunk that is not whole, and `is_cut` of the result says so. Else such a file is refused. One with more
-            behind that chunk was damaged, and is refused in any case.
+            first chunk that is not whole, and `is_cut` of the result says so. Else such a file is refused. One with
+            more behind that chunk was damaged, and is refused in any case.
 
     Raises:
         RecordingError: the file is no recording, of another version's format, damaged, or cut and that is not allowed;

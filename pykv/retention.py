@@ -35,10 +35,10 @@ class Retention:
     Args:
         session_id: the session that it belongs to, among its tenant's; text is the same as its UTF-8 bytes. What only
             ended sessions have used makes room first. Empty is no session id; None = no session.
-        ttl_seconds: after the session's last request, when it counts as ended; without a session, for the blocks of
-            this request alone. None = until `end_session`.
-        next_turn_seconds: within which the session's next request is expected: its blocks are kept over all others
-            until then. None = nothing is known.
+        ttl_seconds: after the end of the session's last request, when it counts as ended; without a session, for the
+            blocks of this request alone. On the engine's monotonic clock, as the next. None = until `end_session`.
+        next_turn_seconds: counted alike, within which the session's next request is expected: its blocks are kept over
+            all others until then. None = nothing is known.
         priority: -2 to 2; blocks of a higher one are kept longer, among those that sessions do not tell apart.
 
     Raises:

@@ -105,7 +105,8 @@ class Scheduler:
     any thread; one lock is held for the microseconds that a call takes.
 
     Raises:
-        ConfigError: an option is out of its range.
+        ConfigError: `config` is none.
+        MemoryError: the system does not give what the blocks' books need.
         PoisonedError: from any method, after an invariant broke or the core panicked.
     """
 
@@ -140,16 +141,18 @@ class Scheduler:
             num_samples: sequences that continue the prompt; they share its blocks.
             scope: what may share: requests hit cached blocks of the same scope only.
             reuse_cached: False computes the whole prompt, for who wants the logits of each of its tokens.
-            tenant: who pays for it, under "fair_share".
+            tenant: who pays for it, under "fair_share", and whose the blocks are that only its requests have used: they
+                count against its share of the cache (`set_cache_share`). Sessions and quotas of pins are per tenant.
             priority: under "priority", the lowest number comes first.
             deadline: the time, in seconds on the clock of `plan`, after which the request ends if it waits still, or if
                 nothing of it was computed because the steps that it started with were discarded.
             session: the session that it belongs to, among its tenant's; text is the same as its UTF-8 bytes. What only
                 ended sessions have used makes room first (`end_session`).
-            ttl: seconds after the session's last request, after which it counts as ended; without a session, for the
-                blocks of this request alone.
-            next_turn: seconds within which the session's next request is expected: its blocks are kept over all others
-                until then.
+            ttl: seconds on the clock of `plan`, from the end of the session's last request, after which it counts as
+                ended; without a session, for the blocks of this request alone. Where `plan` is given no time it never
+                passes.
+            next_turn: seconds, counted alike, within which the session's next request is expected: its blocks are kept
+                over all others until then; for good where `plan` is given no time.
             retention_priority: -2 to 2; blocks of a higher one are kept longer, among those that sessions do not tell
                 apart.
             media: (offset, hash) by rising offset: the token with which a medium begins, and 1 to 64 bytes that no
@@ -284,7 +287,9 @@ class Scheduler:
 
         Args:
             buffers: made for this scheduler's configuration.
-            now: the time in seconds, on the clock of the deadlines; it never goes back.
+            now: the time in seconds, on a clock of the caller's: that of `deadline`, `ttl`, `next_turn` and
+                `stalled_seconds`. It never goes back: an earlier time counts as the latest so far. Without it nothing
+                ever expires.
 
         Returns:
             How much of each array is filled; None if there is nothing to compute, or, with a step in flight, nothing
@@ -294,6 +299,7 @@ class Scheduler:
             StepError: `max_steps_in_flight` steps are in flight, or the buffers hold one of them or were made for
                 another configuration; nothing was changed.
             InvalidRequestError: `now` is negative or no finite number; nothing was changed.
+            ConfigError: the buffers have page lists, which could pass 2**31 entries; nothing was changed.
         """
         native = instance_of("buffers", buffers, StepBuffers)._native
         seconds = as_number("now", now)

@@ -37,6 +37,7 @@ class StepBuffers:
     Args:
         config: of the scheduler that fills them.
         page_lists: whether plans fill `kv_indptr`, `kv_indices` and `kv_last_page_len` too; None otherwise.
+            `Scheduler.plan` refuses lists that could pass 2**31 entries.
         arrays: memory of the caller's own to use, by attribute: numpy arrays, torch tensors on the CPU (pinned ones
             too), or whatever else gives numpy its memory without a copy. Their shapes and dtypes are those below.
 
@@ -77,7 +78,6 @@ class StepBuffers:
     Raises:
         StepError: an argument is not of its type; or one of `arrays` is unknown, is read-only, not contiguous, not
             aligned or a copy, overlaps another one, or has another shape or dtype.
-        ConfigError: from `Scheduler.plan`, if page lists could pass 2**31 entries.
     """
 
     def __init__(

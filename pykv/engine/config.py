@@ -12,6 +12,7 @@ from pykv.kv_format import DtypeFormat, kv_format_names, kv_format_of
 
 ADMISSIONS = ("forecast", "watermark")
 QUEUE_ORDERS = ("fcfs", "longest_prefix", "fair_share")
+EVICTIONS = ("lru", "segmented_lru")
 DTYPES = ("auto", "float32", "bfloat16")
 PREEMPTIONS = ("auto", "recompute", "swap")
 ATTENTION_BACKENDS = ("auto", "cpu", "torch", "triton")
@@ -53,6 +54,8 @@ class EngineConfig:
         max_queued_tokens: most tokens of prompts that wait; more are refused; None = no limit.
         queue_order: who of those that wait is next: "fcfs" = who came first, "longest_prefix" = who finds most of the
             prompt in the cache, "fair_share" = equal shares of tokens for all tenants.
+        eviction: which cached blocks make room first, where sessions, shares and priorities do not say: "lru" = those
+            used least recently, "segmented_lru" = before them, those that no hit has found yet.
         tenant_cache_share: share of the blocks, from 0 to 1, that a tenant's own cached ones may fill before they make
             room first; `Engine.set_cache_share` sets one tenant's.
         max_pinned_blocks: most blocks that may be pinned (`Engine.pin`); sequences must fit beside them.
@@ -85,6 +88,7 @@ class EngineConfig:
     max_queued_requests: int = 1024
     max_queued_tokens: int | None = None
     queue_order: str = "fcfs"
+    eviction: str = "lru"
     tenant_cache_share: float = 1.0
     max_pinned_blocks: int = 0
     max_kv_events: int = 0
@@ -130,6 +134,7 @@ class EngineConfig:
         _check_share("watermark", self.watermark)
         _check_choice("admission", self.admission, ADMISSIONS)
         _check_choice("queue_order", self.queue_order, QUEUE_ORDERS)
+        _check_choice("eviction", self.eviction, EVICTIONS)
         _check_share("tenant_cache_share", self.tenant_cache_share, may_be_all=True)
         _check_integer("max_pinned_blocks", self.max_pinned_blocks, 0)
         _check_integer("max_kv_events", self.max_kv_events, 0, 24)

@@ -390,6 +390,7 @@ def _scheduler_config(runner: Runner, config: EngineConfig) -> SchedulerConfig:
         max_queued_requests=config.max_queued_requests,
         max_queued_tokens=config.max_queued_tokens,
         queue_order=config.queue_order,
+        eviction=config.eviction,
         tenant_cache_share=config.tenant_cache_share,
         max_pinned_blocks=config.max_pinned_blocks,
         max_kv_events=config.max_kv_events,

@@ -1,21 +1,23 @@
 """The methods of `pykv.v1.Engine`: they read a request, hand it to the engine, and pass on what comes."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
-from dataclasses import fields
-from typing import Any
+from dataclasses import dataclass, fields
+from functools import partial
+from typing import Any, TypeVar
 
 import anyio
+from google.protobuf.message import Message
 from grpclib.server import Stream
 
 from pykv.engine.delta_stream import DeltaStream
 from pykv.engine.outputs import OutputDelta
 from pykv.engine.stats import EngineStats
-from pykv.errors import InvalidRequestError, PykvError
+from pykv.errors import InvalidRequestError
 from pykv.sampling import SamplingParams
-from pykv.service.access import Gate
+from pykv.service.access import Account, Gate
 from pykv.service.caller import Caller, estimated_tokens, log_end
-from pykv.service.errors import EngineStalledError, ModelLoadingError
+from pykv.service.errors import EngineStalledError, FailedSequenceError, ModelLoadingError
 from pykv.service.kv_events import EventFeed
 from pykv.service.kv_events.messages import messages_of as messages_of_batch
 from pykv.service.messages import params_of, responses_of, stats_message
@@ -24,17 +26,32 @@ from pykv.service.requests import check_session_id, messages_of, prompt_of, rece
 from pykv.service.served import ModelDescription, ServedModel, TokenEngine
 from pykv.service.tracing import Tracing
 
-__all__ = ["EngineService", "FailedSequenceError"]
+__all__ = ["EngineService", "TakenRequest"]
 
 STATS_SECONDS = 5.0
 STATS_THREADS = 2
 
 ResponseStream = Stream[Any, pb.GenerateResponse]
 Deltas = AsyncGenerator[OutputDelta, None]
+Request = TypeVar("Request", bound=Message)
 
 
-class FailedSequenceError(PykvError):
-    """A sequence ended because something went wrong in the engine."""
+@dataclass(frozen=True, slots=True)
+class TakenRequest:
+    """A request that the engine has.
+
+    Attributes:
+        operation: as traces name it.
+        estimate: about how many tokens its prompt is.
+        deltas: what the engine gives for it.
+        pass_on: sends deltas to the client in its words, to the last.
+    """
+
+    operation: str
+    params: SamplingParams
+    estimate: int
+    deltas: DeltaStream
+    pass_on: Callable[[Deltas], Awaitable[None]]
 
 
 class EngineService:
@@ -53,37 +70,58 @@ class EngineService:
 
     async def Generate(self, stream: Stream[pb.GenerateRequest, pb.GenerateResponse]) -> None:  # noqa: N802
         """Continues a prompt."""
-        account = self._gate.account_of(stream)
-        with account.call():
-            served = self.model()
-            request = await receive(stream)
-            caller = Caller.of(account, request)
-            with caller.logged():
-                prompt = prompt_of(request, served.description.max_model_len)
-                params = params_of(request.sampling)
-                estimate = estimated_tokens(prompt)
-                deltas = served.engine.generate(prompt, params, **caller.names())
-                del request, prompt  # a request that waits holds what the engine has of it, and no more
-                traced = self.traced(deltas, "text_completion", caller, params, stream)
-                with caller.charged(estimate, deltas):
-                    await _pass_on(traced, caller, stream)
+
+        def take(served: ServedModel, request: pb.GenerateRequest, caller: Caller) -> TakenRequest:
+            prompt = prompt_of(request, served.description.max_model_len)
+            params = params_of(request.sampling)
+            deltas = served.engine.generate(prompt, params, **caller.names())
+            pass_on = partial(_pass_on, caller, stream)
+            return TakenRequest("text_completion", params, estimated_tokens(prompt), deltas, pass_on)
+
+        await self.answer(stream, Caller.of, take)
 
     async def Chat(self, stream: Stream[pb.ChatRequest, pb.GenerateResponse]) -> None:  # noqa: N802
         """Answers a conversation."""
+
+        def take(served: ServedModel, request: pb.ChatRequest, caller: Caller) -> TakenRequest:
+            messages = messages_of(request)
+            params = params_of(request.sampling)
+            estimate = estimated_tokens(*(message["content"] for message in messages))
+            deltas = served.engine.chat(messages, params, **caller.names())
+            return TakenRequest("chat", params, estimate, deltas, partial(_pass_on, caller, stream))
+
+        await self.answer(stream, Caller.of, take)
+
+    async def answer(
+        self,
+        stream: Stream[Request, Any],
+        caller_of: Callable[[Account, Request], Caller],
+        take: Callable[[ServedModel, Request, Caller], TakenRequest],
+    ) -> None:
+        """Runs one request from its message to its last delta; whatever ends this, it ends in the engine too.
+
+        Args:
+            caller_of: says whose request a message is.
+            take: reads the message and hands the request to the engine; what it returns holds nothing of the message.
+        """
         account = self._gate.account_of(stream)
         with account.call():
             served = self.model()
             request = await receive(stream)
-            caller = Caller.of(account, request)
+            caller = caller_of(account, request)
             with caller.logged():
-                messages = messages_of(request)
-                params = params_of(request.sampling)
-                estimate = estimated_tokens(*(message["content"] for message in messages))
-                deltas = served.engine.chat(messages, params, **caller.names())
-                del request, messages  # a request that waits holds what the engine has of it, and no more
-                traced = self.traced(deltas, "chat", caller, params, stream)
-                with caller.charged(estimate, deltas):
-                    await _pass_on(traced, caller, stream)
+                taken = take(served, request, caller)
+                del request  # a request that waits holds what the engine has of it, and no more
+                traced = self._tracing.traced(
+                    taken.deltas,
+                    taken.operation,
+                    model=served.description.name,
+                    request_id=caller.request_id,
+                    params=taken.params,
+                    metadata=stream.metadata,
+                )
+                with caller.charged(taken.estimate, taken.deltas):
+                    await taken.pass_on(traced)
 
     async def Abort(self, stream: Stream[pb.AbortRequest, pb.AbortResponse]) -> None:  # noqa: N802
         """Ends a request by its name."""
@@ -149,24 +187,6 @@ class EngineService:
             )
         raise EngineStalledError(f"the engine did not give its counts within {STATS_SECONDS:g} s")
 
-    def traced(
-        self,
-        deltas: DeltaStream,
-        operation: str,
-        caller: Caller,
-        params: SamplingParams,
-        stream: Stream[Any, Any],
-    ) -> Deltas:
-        """The same deltas, whose request is a span where traces were asked for."""
-        return self._tracing.traced(
-            deltas,
-            operation,
-            model=self.model().description.name,
-            request_id=caller.request_id,
-            params=params,
-            metadata=stream.metadata,
-        )
-
     def model(self) -> ServedModel:
         """What is served.
 
@@ -178,7 +198,7 @@ class EngineService:
         return self._served
 
 
-async def _pass_on(deltas: Deltas, caller: Caller, stream: ResponseStream) -> None:
+async def _pass_on(caller: Caller, stream: ResponseStream, deltas: Deltas) -> None:
     """Sends deltas as they come. Whatever ends this, the request in the engine ends with it.
 
     While a send waits for the client, the engine merges the deltas that follow and bounds how many wait.

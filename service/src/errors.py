@@ -5,6 +5,7 @@ from pykv.errors import PykvError
 __all__ = [
     "ClientTooSlowError",
     "EngineStalledError",
+    "FailedSequenceError",
     "ForbiddenError",
     "ModelLoadingError",
     "NotServedError",
@@ -21,6 +22,10 @@ class ClientTooSlowError(PykvError):
 
 class EngineStalledError(PykvError):
     """The engine has work but made no progress for longer than it may."""
+
+
+class FailedSequenceError(PykvError):
+    """A sequence ended because something went wrong in the engine."""
 
 
 class ModelLoadingError(PykvError):

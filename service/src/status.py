@@ -10,12 +10,10 @@ from grpclib.exceptions import GRPCError
 
 import pykv.errors
 from pykv.errors import (
-    CapacityError,
     DuplicateRequestError,
     EngineDeadError,
     InvalidRequestError,
     OutOfBlocksError,
-    PoisonedError,
     PykvError,
     QueueFullError,
     UnknownRequestError,
@@ -48,7 +46,6 @@ __all__ = [
 
 STATUSES: tuple[tuple[type[BaseException], Status], ...] = (
     (InvalidRequestError, Status.INVALID_ARGUMENT),
-    (CapacityError, Status.INVALID_ARGUMENT),
     (DuplicateRequestError, Status.ALREADY_EXISTS),
     (UnknownRequestError, Status.NOT_FOUND),
     (QueueFullError, Status.RESOURCE_EXHAUSTED),
@@ -64,7 +61,6 @@ STATUSES: tuple[tuple[type[BaseException], Status], ...] = (
     (ModelLoadingError, Status.UNAVAILABLE),
     (ShuttingDownError, Status.UNAVAILABLE),
     (NotServedError, Status.UNIMPLEMENTED),
-    (PoisonedError, Status.INTERNAL),
     (PykvError, Status.INTERNAL),
 )
 

@@ -258,6 +258,12 @@ def calls(world: World, folder: Path) -> Iterator[Call]:
     )
 
 
+def is_documented(error: PykvError, function: Callable[..., object]) -> bool:
+    """Whether a docstring names an error's class, or one that it derives from."""
+    raises = (inspect.getdoc(function) or "").partition("\nRaises:\n")[2]
+    return any(f"{kind.__name__}:" in raises for kind in type(error).__mro__)
+
+
 def test_junk_is_refused_by_name_and_changes_nothing(tmp_path: Path) -> None:
     world = World()
     before = world.state()
@@ -270,6 +276,10 @@ def test_junk_is_refused_by_name_and_changes_nothing(tmp_path: Path) -> None:
                     result = call.function(**call.arguments | {field: JUNK[kind]})
                 except PykvError as error:
                     num_refused += 1
+                    if not is_documented(error, call.function):
+                        wrong.append(
+                            f"{what} raises {type(error).__name__}, which its docstring does not name"
+                        )
                     if field not in str(error):
                         wrong.append(f"{what} does not name it: {error}")
                     elif isinstance(error, InvalidRequestError) and error.field != field:

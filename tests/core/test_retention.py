@@ -70,6 +70,15 @@ def test_time_is_that_of_the_plans() -> None:
     assert driver.scheduler.cached_tokens(prompt(0, 4)) == 0, "it has expired"
 
 
+def test_without_a_time_nothing_expires() -> None:
+    driver = Driver(12)
+    driver.run(prompt(0, 4), session="live", ttl=60.0, next_turn=30.0)
+    driver.run(prompt(100, 4), session="over", ttl=0.0)
+    driver.run(prompt(200, 5))
+    assert driver.scheduler.cached_tokens(prompt(0, 4)) == 16, "its turn is expected for good"
+    assert driver.scheduler.stats().num_sessions == 2, "no time to live has passed"
+
+
 def test_priorities_and_shares_cross_the_border() -> None:
     driver = Driver(16, tenant_cache_share=0.25)
     driver.run(prompt(0, 4), tenant=b"modest", retention_priority=-2)

@@ -100,6 +100,15 @@ def test_every_block_says_what_it_is() -> None:
     assert {block.speed for block in BLOCKS} <= set(TIMEOUT_SECONDS)
 
 
+def test_blocks_that_write_to_a_folder_that_git_ignores_make_it() -> None:
+    """In a clean clone it is not there."""
+    writing = [
+        block for block in BLOCKS if block.language == "bash" and re.search(r"(>|-file) ?target/", block.code)
+    ]
+    assert writing
+    assert not [block.place for block in writing if "mkdir -p target" not in block.code]
+
+
 def test_every_document_with_rust_is_included_by_the_crate() -> None:
     documents = {block.place.partition(":")[0] for block in BLOCKS if block.language == "rust"}
     assert documents

@@ -1,7 +1,16 @@
 """The documents name functions and invariants that exist."""
 
+import inspect
 import re
 from pathlib import Path
+
+import pytest
+
+from pykv.blocks import BlockPool, PrefixCache
+from pykv.engine.config import EVICTIONS, EngineConfig
+from pykv.errors import ConfigError
+from pykv.scheduler_config import SchedulerConfig
+from pykv.simulator.policy import PRODUCTION_POLICIES
 
 ROOT = Path(__file__).parents[2]
 # A function is written as `name` ([place](../file)) in the tables of docs/design.md.
@@ -47,3 +56,22 @@ def source_files() -> list[Path]:
     ]
     assert len(found) > 20
     return found
+
+
+@pytest.fixture
+def policies() -> tuple[str, ...]:
+    """The core's policies of eviction, as its refusal of any other names them."""
+    with pytest.raises(ConfigError) as refusal:
+        PrefixCache(BlockPool(8, 4), eviction="none of them")
+    return tuple(str(refusal.value).partition("allowed is ")[2].split(" or "))
+
+
+def test_every_policy_of_eviction_is_named_where_new_policy_says(policies: tuple[str, ...]) -> None:
+    assert len(policies) >= 2
+    assert policies == EVICTIONS == PRODUCTION_POLICIES
+    for name in policies:
+        SchedulerConfig(num_blocks=8, eviction=name)
+    for described in (SchedulerConfig, PrefixCache, EngineConfig):
+        text = inspect.getdoc(described)
+        assert text is not None
+        assert not [name for name in policies if f'"{name}"' not in text], described

@@ -309,6 +309,7 @@ def test_an_interrupted_generate_leaves_no_request_behind(make_scripted_engine):
         ("device", ""),
         ("attention_backend", "cuda"),
         ("watermark", 1.0),
+        ("eviction", "fifo"),
         ("enable_prefix_caching", "yes"),
         ("num_block", 5),
     ],
@@ -321,3 +322,14 @@ def test_a_bad_option_is_refused_by_name(option, value):
 def test_a_pool_has_one_size():
     with pytest.raises(ConfigError, match="num_blocks and kv_memory_bytes"):
         EngineConfig(num_blocks=10, kv_memory_bytes=10)
+
+
+@pytest.mark.parametrize(("eviction", "num_cached"), [("lru", 0), ("segmented_lru", 8)])
+def test_what_was_hit_outlives_a_scan_by_the_policy_that_was_chosen(make_toy_engine, eviction, num_cached):
+    engine = make_toy_engine(num_blocks=13, block_size=4, eviction=eviction)
+    params = SamplingParams(max_tokens=1)
+    kept = list(range(1, 10))
+    for prompt in (kept, kept, *([*range(start, start + 16)] for start in range(20, 220, 20))):
+        engine.generate([prompt], params)
+    (output,) = engine.generate([kept], params)
+    assert output.usage.cached_tokens == num_cached

@@ -38,6 +38,10 @@ def test_every_option_of_the_engine_is_an_option_of_the_daemon():
     assert {entry.name for entry in fields(EngineConfig)} - without_a_method <= names
 
 
+def test_the_policy_of_eviction_can_be_chosen():
+    assert read(["--eviction", "segmented_lru"]).engine_config().eviction == "segmented_lru"
+
+
 def test_the_command_line_wins_over_variables_and_they_over_the_file(tmp_path):
     file = "block_size = 1\nmax_num_seqs = 1\nport = 1"
     environment = {"PYKV_BLOCK_SIZE": "2", "PYKV_MAX_NUM_SEQS": "2"}
@@ -110,6 +114,7 @@ def test_a_size_that_is_none_is_refused(text):
         (["--kv-dtype", "int3"], ["--kv-dtype", "'int3'", "auto, f32, bf16, f16, int8, fp8"]),
         (["--kv-scales", "0.5"], ["--kv-scales", "'0.5'", "0.05,0.5"]),
         (["--kv-scales", "0.5,x"], ["--kv-scales", "'0.5,x'"]),
+        (["--eviction", "fifo"], ["--eviction", "'fifo'", "lru, segmented_lru"]),
         (["--preemption", "kill"], ["--preemption", "'kill'", "auto, recompute, swap"]),
         (["--swap-space", "4gigs"], ["--swap-space", "'4gigs'", "4GiB"]),
         (["--kv-memory", "1000000TiB"], ["--kv-memory", "'1000000TiB'", "to 256TiB"]),

@@ -19,15 +19,17 @@ from smg_grpc_proto.generated import common_pb2
 from pykv.engine.merging import merged
 from pykv.engine.outputs import OutputDelta
 from pykv.errors import InvalidRequestError
-from pykv.service.access import Gate
+from pykv.service.access import Account, Gate
 from pykv.service.caller import Caller, estimated_tokens, log_end
-from pykv.service.engine_service import EngineService, FailedSequenceError
+from pykv.service.engine_service import EngineService, TakenRequest
+from pykv.service.errors import FailedSequenceError
 from pykv.service.gateway.kv_events import batches_of
 from pykv.service.gateway.messages import chunk_of, complete_of, params_of, prompt_of
 from pykv.service.health import HealthState
 from pykv.service.kv_events import EventFeed
 from pykv.service.request_limits import ABORTED_IDS_LIMIT
 from pykv.service.requests import receive, request_id_of
+from pykv.service.served import ServedModel
 from pykv.service.tokenizer_archive import tokenizer_chunks
 
 __all__ = ["GatewayService", "gateway_descriptor"]
@@ -66,20 +68,18 @@ class GatewayService:
 
     async def Generate(self, stream: AnyStream) -> None:  # noqa: N802
         """Continues a prompt; a request that is not to be streamed gets each sample whole."""
-        account = self._gate.account_of(stream)
-        with account.call():
-            served = self._engine_service.model()
-            request = await receive(stream)
-            caller = Caller(account, request_id_of(request.request_id))
-            with caller.logged():
-                prompt, params = prompt_of(request), params_of(request.sampling_params)
-                estimate, is_streamed = estimated_tokens(prompt), request.stream
-                deltas = served.engine.generate(prompt, params, **caller.names())
-                answer = _Answer(stream, caller, len(prompt) if isinstance(prompt, tuple) else 0)
-                del request, prompt  # a request that waits holds what the engine has of it, and no more
-                traced = self._engine_service.traced(deltas, "text_completion", caller, params, stream)
-                with caller.charged(estimate, deltas):
-                    await (answer.stream(traced) if is_streamed else answer.whole(traced))
+
+        def caller_of(account: Account, request: pb.GenerateRequest) -> Caller:
+            return Caller(account, request_id_of(request.request_id))
+
+        def take(served: ServedModel, request: pb.GenerateRequest, caller: Caller) -> TakenRequest:
+            prompt, params = prompt_of(request), params_of(request.sampling_params)
+            deltas = served.engine.generate(prompt, params, **caller.names())
+            answer = _Answer(stream, caller, len(prompt) if isinstance(prompt, tuple) else 0)
+            pass_on = answer.stream if request.stream else answer.whole
+            return TakenRequest("text_completion", params, estimated_tokens(prompt), deltas, pass_on)
+
+        await self._engine_service.answer(stream, caller_of, take)
 
     async def Abort(self, stream: AnyStream) -> None:  # noqa: N802
         """Ends requests by their names; their streams end with the finish reason "abort"."""

@@ -9,6 +9,7 @@ from pykv.engine.config import (
     ADMISSIONS,
     ATTENTION_BACKENDS,
     DTYPES,
+    EVICTIONS,
     PREEMPTIONS,
     QUEUE_ORDERS,
     EngineConfig,
@@ -107,6 +108,12 @@ class ServeOptions:
     )
     watermark: float = _engine("watermark", SHARE, CACHE, "share of the blocks that an admission leaves free")
     admission: str = _engine("admission", choice(*ADMISSIONS), CACHE, "when a waiting request starts")
+    eviction: str = _engine(
+        "eviction",
+        choice(*EVICTIONS),
+        CACHE,
+        "which cached blocks make room first; segmented_lru: those that no hit has found yet",
+    )
     tenant_cache_share: float = _engine(
         "tenant_cache_share",
         PART,

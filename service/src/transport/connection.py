@@ -12,13 +12,13 @@ from h2.exceptions import ProtocolError
 from h2.settings import SettingCodes, Settings
 
 from pykv.service.bounded_log import BoundedLog
+from pykv.service.keepalive import Keepalive
 from pykv.service.transport.backlog import Backlog
 from pykv.service.transport.events import LARGEST_STREAM_ID, BoundedConnection, CallEvents
 from pykv.service.transport.frame_meter import FrameMeter
 from pykv.service.transport.handler import CallHandler
 from pykv.service.transport.headers import MAX_HEADER_BYTES
 from pykv.service.transport.http2 import BoundedH2Connection
-from pykv.service.transport.keepalive import Keepalive
 from pykv.service.transport.limits import TransportLimits
 from pykv.service.transport.offence import Offence
 from pykv.service.transport.peers import Peers
@@ -94,10 +94,12 @@ class ServerProtocol(H2Protocol):
         self.connection.flush()
         self.processor = CallEvents(self.handler, self.connection, self._lines)
         self._keepalive = Keepalive(
-            self._limits,
-            self.connection.ping,
-            lambda: bool(self.processor.streams),
-            partial(self._cut_off, Offence.VANISHED),
+            self._limits.keepalive_seconds,
+            self._limits.keepalive_timeout_seconds,
+            self._limits.keepalive_permit_without_calls,
+            ping=self.connection.ping,
+            has_calls=lambda: bool(self.processor.streams),
+            give_up=partial(self._cut_off, Offence.VANISHED),
         )
         self._live.add(self)
         self._expect_more()
