@@ -23,10 +23,10 @@ def test_a_backend_that_the_machine_cannot_run_is_refused():
 
 
 def test_what_is_not_on_the_cpu_is_no_cpu_backends():
-    message = "attention_backend is 'cpu', but the CPU kernels .*; allowed for 'mps': 'torch'"
+    message = r"attention_backend is 'cpu', but the CPU kernels .*; allowed for 'mps': 'torch'"
     with pytest.raises(ValueError, match=message):
         backend_for("cpu", torch.device("mps"), torch.float32, option="attention_backend")
-    with pytest.raises(ValueError, match="backend is 'auto', but tensors on 'meta' hold nothing; .*: none"):
+    with pytest.raises(ValueError, match=r"backend is 'auto', but tensors on 'meta' hold nothing; .*: none"):
         backend_for("auto", torch.device("meta"), torch.float32)
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
-from pykv.attention import copy_blocks, write_kv
+from pykv.attention import LayerCache, copy_blocks, transfer_blocks, write_kv
 
 BACKENDS = ["torch", "cpu"]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -146,6 +148,20 @@ def test_eight_bits_are_not_copied_without_the_scales_of_every_layer(kind):
     with pytest.raises(ValueError, match=message):
         copy_blocks(keys, values, torch.tensor([[1, 2]]), kv_scales=scales)
     assert all(map(torch.equal, (*keys, *values), before))
+
+
+def test_eight_bits_are_not_transferred_without_scales_that_fit():
+    source, target = (LayerCache(*caches(dtype=torch.int8), (1.0, 0.5)) for _ in range(2))
+    pairs = torch.tensor([[1, 2]])
+    transfer_blocks([source], [target], pairs)
+    wrong = {
+        r"targets\[0\].scales is None; it must be given": None,
+        r"targets\[0\].scales has shape \(3, 2, 3, 4\)": torch.rand(3, 2, 3, 4),
+        r"sources\[0\].scales and targets\[0\].scales must be alike": (1.0, 1.0),
+    }
+    for message, scales in wrong.items():
+        with pytest.raises(ValueError, match=message):
+            transfer_blocks([source], [replace(target, scales=scales)], pairs)
 
 
 def test_numbers_are_copied_without_scales_alone():
