@@ -198,9 +198,10 @@ def checked_window(window: object) -> int | None:
     """Returns the tokens that a query sees, or None."""
     if window is None:
         return None
-    is_whole = isinstance(window, numbers.Integral) and not isinstance(window, bool)
-    if is_whole and 1 <= (count := int(window)) <= MOST_WINDOW:  # type: ignore[call-overload]
-        return count
+    if isinstance(window, numbers.Integral) and not isinstance(window, bool):
+        count = int(window)
+        if 1 <= count <= MOST_WINDOW:
+            return count
     kind = ValueError if is_number(window) else TypeError
     raise kind(
         f"window is {shown(window)}; it must be a whole number of tokens from 1 to {MOST_WINDOW}, or None"
