@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -56,7 +58,10 @@ class KvPool:
         groups: LayerGroups | None = None,
         is_pinned: bool = False,
     ) -> None:
-        """Allocates the pool. On a CPU its pages are taken from the system when they are first written.
+        """Allocates the pool, the null block of each layer with zeros: padding points to it, and nobody writes it.
+
+        On a CPU all blocks are zeros, and pages are taken from the system when they are first written. On a GPU, and in
+        memory that a GPU shall reach, the other blocks hold anything until they are written.
 
         Args:
             format: a `KvFormat`, the name of one, or a dtype of plain numbers.
@@ -95,7 +100,7 @@ class KvPool:
         """
         layers = self._own_layers()
         keys, values = [layer.key for layer in layers], [layer.value for layer in layers]
-        scales = [layer.scales for layer in layers if layer.scales is not None]
+        scales = [layer.scales for layer in layers]
         copy_blocks(keys, values, pairs, kv_scales=scales, backend=backend)
 
     def copy_blocks_to(self, target: KvPool, pairs: Tensor, backend: str = "auto") -> None:
@@ -129,13 +134,12 @@ class KvPool:
         return [layers[storage] for storage in range(self.groups.num_storages)]
 
     def _own_layers(self) -> list[LayerCache]:
-        """Each memory once, as what is moved: bytes where the format has no dtype."""
+        """Each memory once, as what is moved."""
         caches: dict[int, LayerCache] = {}
         for storage, key, value, scales in zip(
             self.groups.storage_of, self.key_caches, self.value_caches, self.kv_scales, strict=True
         ):
-            own_scales = scales if isinstance(scales, Tensor) else None
-            caches[storage] = LayerCache(*_movable_parts(key, value), own_scales)
+            caches[storage] = LayerCache(*_movable_parts(key, value), scales)
         return [caches[storage] for storage in sorted(caches)]
 
     def _check_memory(self) -> None:
@@ -152,6 +156,7 @@ class KvPool:
         storages = self._storages()
         sizes = [self.num_blocks * self._block_bytes(layer) for layer in storages]
         parts = torch.split(self._memory(sum(sizes)), sizes)
+        self._zero_null_blocks(parts)
         views = [self._views(layer, part) for layer, part in zip(storages, parts, strict=True)]
         of_layers = [views[storage] for storage in self.groups.storage_of]
         return [key for key, _ in of_layers], [value for _, value in of_layers]
@@ -163,6 +168,7 @@ class KvPool:
         shapes = [(self.num_blocks, 2, layer.num_kv_heads, self.block_size) for layer in self._storages()]
         sizes = [torch.Size(shape).numel() for shape in shapes]
         parts = torch.split(self._memory(4 * sum(sizes)).view(torch.float32), sizes)
+        self._zero_null_blocks(parts)
         views = [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
         return [views[storage] for storage in self.groups.storage_of]
 
@@ -190,9 +196,19 @@ class KvPool:
             values.view(*shape, self._row_elements(layer.head_dim_v)),
         )
 
+    @property
+    def _comes_as_zeros(self) -> bool:
+        return self.device.type == "cpu" and not self._is_pinned
+
+    def _zero_null_blocks(self, parts: Sequence[Tensor]) -> None:
+        """Writes zeros to the first block of each part, unless that would only take pages of zeros."""
+        if not self._comes_as_zeros:
+            for part in parts:
+                part[: part.numel() // self.num_blocks].zero_()
+
     def _memory(self, num_bytes: int) -> Tensor:
-        """Bytes on the device; on huge pages of the host if the system can and no GPU must reach them."""
-        if self.device.type != "cpu" or self._is_pinned or num_bytes == 0:
+        """Bytes on the device; zeros on huge pages of the host if the system can and no GPU must reach them."""
+        if not self._comes_as_zeros or num_bytes == 0:
             return torch.empty(num_bytes, dtype=torch.uint8, device=self.device, pin_memory=self._is_pinned)
         return torch.frombuffer(anonymous_memory(num_bytes), dtype=torch.uint8, count=num_bytes)
 
@@ -202,12 +218,7 @@ def _movable_parts(key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
     if value.shape[-1] == 0:
         half = key.shape[-1] // 2
         key, value = key[..., :half], key[..., half:]
-    return _movable(key), _movable(value)
-
-
-def _movable(cache: Tensor) -> Tensor:
-    """Bytes as a dtype that every backend moves."""
-    return cache.view(torch.int8) if cache.dtype is torch.uint8 else cache
+    return key, value
 
 
 def _checked_dtype(format: KvFormat) -> torch.dtype:

@@ -126,6 +126,22 @@ def test_memory_is_taken_only_when_it_is_written() -> None:
     assert resident_bytes() - before < 50_000_000
 
 
+@pytest.mark.parametrize("name", ["bf16", "int8", "fp8"])
+def test_the_null_block_holds_zeros_where_memory_comes_as_it_was(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    def used(num_bytes: int, **_: object) -> torch.Tensor:
+        return torch.full((num_bytes,), 0xFF, dtype=torch.uint8)
+
+    monkeypatch.setattr(torch, "empty", used)
+    pool = KvPool(LAYOUT, num_blocks=3, block_size=2, format=name, is_pinned=True)
+    scales = [part for part in pool.kv_scales if isinstance(part, torch.Tensor)]
+    assert len(scales) == (0 if name == "bf16" else 3)
+    for part in (*pool.key_caches, *pool.value_caches, *scales):
+        assert not part[0].view(torch.uint8).any()
+        assert part[1:].view(torch.uint8).eq(0xFF).all()
+
+
 def resident_bytes() -> int:
     psutil = pytest.importorskip("psutil")
     return int(psutil.Process().memory_info().rss)

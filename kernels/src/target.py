@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 import triton
 
-__all__ = ["INTERPRETER", "Target", "current_target", "on_device_of"]
+__all__ = ["INTERPRETER", "Target", "current_target", "on_device_of", "what_is_missing"]
 
 # Multiprocessors (compute units) and shared memory of the parts that we compile for; a real GPU is asked itself.
 _NUM_PROCESSORS = {"sm_80": 108, "sm_86": 84, "sm_89": 142, "sm_90": 132, "sm_100": 148, "gfx942": 304}
@@ -60,6 +60,19 @@ def current_target(device: torch.device) -> Target:
 def on_device_of(tensor: torch.Tensor) -> AbstractContextManager[object]:
     """Where Triton launches on the tensor's device: by itself it goes by the current one, whatever the pointers are."""
     return torch.cuda.device(tensor.device) if tensor.is_cuda else nullcontext()
+
+
+def what_is_missing(device_type: str) -> str | None:
+    """What the kernels lack to run on tensors of this device; None if they run."""
+    if triton.knobs.runtime.interpret:
+        return None
+    if device_type != "cuda":
+        return "the Triton kernels run on GPUs (elsewhere in Triton's interpreter alone: TRITON_INTERPRET=1)"
+    try:
+        triton.runtime.driver.active.get_current_target()
+    except RuntimeError as error:
+        return f"Triton cannot use the GPU: {error}"
+    return None
 
 
 @functools.cache

@@ -12,8 +12,11 @@ import torch
 from torch import Tensor
 
 from pykv.attention.layer_cache import LayerCache
+from pykv.extras import needs_extra
+from pykv.field_checks import shown
 
 BACKEND_NAMES = ("torch", "cpu", "triton")
+_ALLOWED = "allowed are 'auto', " + ", ".join(map(repr, BACKEND_NAMES))
 
 
 class Backend(Protocol):
@@ -88,25 +91,36 @@ class LoadedBackend:
             )
 
 
-def backend_for(name: str, device: torch.device, dtype: torch.dtype) -> LoadedBackend:
+def backend_for(
+    name: str, device: torch.device, dtype: torch.dtype, option: str = "backend"
+) -> LoadedBackend:
     """Returns the backend called `name`; "auto" means the fastest one for the device and dtype.
 
+    Args:
+        option: what errors call the choice.
+
     Raises:
-        ValueError: no backend has this name, or it does not serve this device or dtype.
+        TypeError: the name is no text, or the backend does not serve this dtype.
+        ValueError: no backend has this name, or this machine cannot run it on this device.
+        MissingExtraError: what the backend is built on is not installed.
     """
-    return _load(name, device.type, dtype)
+    if not isinstance(name, str):
+        raise TypeError(f"{option} is {shown(name)}; {_ALLOWED}")
+    return _load(name, device.type, dtype, option)
 
 
 @functools.cache
-def _load(name: str, device_type: str, dtype: torch.dtype) -> LoadedBackend:
-    if name == "auto":
-        name = _best(device_type, dtype)
+def _load(given: str, device_type: str, dtype: torch.dtype, option: str) -> LoadedBackend:
+    name = _best(device_type, dtype) if given == "auto" else given
     if name not in BACKEND_NAMES:
-        raise ValueError(f"backend is {name!r}; allowed are 'auto', " + ", ".join(map(repr, BACKEND_NAMES)))
-    if name == "cpu" and device_type != "cpu":
-        raise ValueError(f"backend 'cpu' serves tensors on the CPU, but these are on {device_type!r}")
+        raise ValueError(f"{option} is {shown(name)}; {_ALLOWED}")
+    missing = _missing(name, device_type)
+    if missing is not None:
+        others = [other for other in BACKEND_NAMES if other != name and _missing(other, device_type) is None]
+        allowed = ", ".join(map(repr, others)) or "none"
+        raise ValueError(f"{option} is {given!r}, but {missing}; allowed for {device_type!r}: {allowed}")
     if name != "torch" and dtype is torch.float64:
-        raise TypeError(f"backend {name!r} does not serve {dtype}; 'torch' does")
+        raise TypeError(f"{option} is {given!r}, which does not serve {dtype}; 'torch' does")
     module = importlib.import_module(f"pykv.attention.{name}_backend")
     return LoadedBackend(
         name,
@@ -115,6 +129,19 @@ def _load(name: str, device_type: str, dtype: torch.dtype) -> LoadedBackend:
         takes_tensor_scales=name != "triton",
         shares_prefixes=name != "torch",
     )
+
+
+def _missing(name: str, device_type: str) -> str | None:
+    """What a backend lacks to run on tensors of this device; None if it runs."""
+    if device_type == "meta":
+        return "tensors on 'meta' hold nothing"
+    if name == "cpu" and device_type != "cpu":
+        return "the CPU kernels read the host's memory"
+    if name == "triton":
+        with needs_extra("the triton backend", "torch"):
+            from pykv.kernels.target import what_is_missing
+        return what_is_missing(device_type)
+    return None
 
 
 def _best(device_type: str, dtype: torch.dtype) -> str:

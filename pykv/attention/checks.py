@@ -1,13 +1,22 @@
-"""Checks of shapes, types, devices and strides: what is wrong, in which argument, and what is allowed."""
+"""Checks of shapes, types, devices, strides and memory: what is wrong, in which argument, and what is allowed."""
 
 from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
 
+from pykv.attention import overlap
+from pykv.field_checks import shown
+
 MOST_SCALE = 1e30
 LEAST_SOFTCAP = 1e-6
+MOST_WINDOW = 2**31 - 1
 ACTIVATION_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+MOVED_DTYPES = (*ACTIVATION_DTYPES, torch.int8, torch.float8_e4m3fn, torch.uint8)
 
 
 def check_tensor(
@@ -24,9 +33,11 @@ def check_tensor(
 
 
 def device_of(name: str, tensor: Tensor) -> torch.device:
-    """Returns the device of a tensor, or raises TypeError if it is none."""
+    """Returns the device of a tensor, or raises TypeError if it is none, or has no strides."""
     if not isinstance(tensor, Tensor):
-        raise TypeError(f"{name} must be a torch.Tensor, not {type(tensor).__name__}")
+        raise TypeError(f"{name} is {shown(tensor)}; it must be a torch.Tensor")
+    if tensor.layout is not torch.strided or tensor.is_nested:
+        raise TypeError(f"{name} is a tensor of layout {tensor.layout}; it must be a dense one")
     return tensor.device
 
 
@@ -51,22 +62,87 @@ def check_activation(name: str, tensor: Tensor, device: torch.device) -> None:
     check_last_contiguous(name, tensor)
 
 
-def check_caches(key_cache: Tensor, value_cache: Tensor, device: torch.device) -> None:
+def check_caches(
+    key_cache: Tensor,
+    value_cache: Tensor,
+    device: torch.device,
+    key_name: str = "key_cache",
+    value_name: str = "value_cache",
+) -> None:
     """Checks a layer's caches [num_blocks, num_kv_heads, block_size, head_dim_k or _v] against each other."""
-    check_tensor("key_cache", key_cache, 4, None, device)
-    check_tensor("value_cache", value_cache, 4, key_cache.dtype, device)
+    check_tensor(key_name, key_cache, 4, None, device)
+    check_tensor(value_name, value_cache, 4, key_cache.dtype, device)
     if key_cache.shape[:3] != value_cache.shape[:3]:
         raise ValueError(
-            f"key_cache has shape {tuple(key_cache.shape)} and value_cache {tuple(value_cache.shape)}; "
+            f"{key_name} has shape {tuple(key_cache.shape)} and {value_name} {tuple(value_cache.shape)}; "
             "[num_blocks, num_kv_heads, block_size] must be equal"
         )
     if 0 in key_cache.shape or 0 in value_cache.shape:
         raise ValueError(
-            f"key_cache has shape {tuple(key_cache.shape)} and value_cache "
+            f"{key_name} has shape {tuple(key_cache.shape)} and {value_name} "
             f"{tuple(value_cache.shape)}; no dimension may be 0"
         )
-    check_last_contiguous("key_cache", key_cache)
-    check_last_contiguous("value_cache", value_cache)
+    check_last_contiguous(key_name, key_cache)
+    check_last_contiguous(value_name, value_cache)
+
+
+def check_moved(name: str, cache: Tensor) -> None:
+    """Raises TypeError unless blocks of this type can be moved: numbers, or bytes that only their format reads."""
+    device_of(name, cache)
+    if cache.dtype not in MOVED_DTYPES:
+        raise TypeError(f"{name} has dtype {cache.dtype}; allowed are {', '.join(map(str, MOVED_DTYPES))}")
+
+
+def widest_dtype(caches: Iterable[Tensor]) -> torch.dtype:
+    """Returns float64 if one of the caches has it, which not every backend serves; else the first one's dtype."""
+    dtypes = [cache.dtype for cache in caches]
+    return torch.float64 if torch.float64 in dtypes else dtypes[0] if dtypes else torch.float32
+
+
+def check_pairs_of_blocks(pairs: Tensor) -> torch.device:
+    """Checks the shape and type of [num_pairs, 2] block ids; returns their device."""
+    device = device_of("pairs", pairs)
+    check_tensor("pairs", pairs, 2, torch.int64, device)
+    check_shape("pairs", pairs, (pairs.shape[0], 2), "(num_pairs, 2)")
+    check_last_contiguous("pairs", pairs)
+    return device
+
+
+def check_as_many(name: str, layers: Sequence[object], other_name: str, others: Sequence[object]) -> None:
+    """Raises ValueError unless two sequences have as many layers."""
+    if len(layers) != len(others):
+        raise ValueError(
+            f"{name} has {len(layers)} layers; {other_name} has {len(others)}; they must have as many"
+        )
+
+
+def check_sequence(name: str, value: object) -> None:
+    """Raises TypeError unless it has an entry for each layer."""
+    is_stack = isinstance(value, Tensor) and value.ndim == 5
+    if not is_stack and (not isinstance(value, Sequence) or isinstance(value, str | bytes)):
+        raise TypeError(f"{name} is {shown(value)}; it must be a sequence with an entry for each layer")
+
+
+def check_writable(name: str, tensor: Tensor) -> None:
+    """Raises ValueError where two elements of a tensor that is written may be the same memory."""
+    if not torch.compiler.is_compiling() and overlap.repeats_itself(tensor):
+        raise ValueError(
+            f"{name} has shape {tuple(tensor.shape)} and strides {tensor.stride()}; it is written, so no two elements "
+            "may be the same memory"
+        )
+
+
+def check_apart(names: Sequence[str], tensors: Sequence[Tensor | None], num_written: int) -> None:
+    """Raises ValueError where one of the first `num_written` tensors may share memory with another, or with itself."""
+    if torch.compiler.is_compiling():  # there are no addresses yet
+        return
+    for name, tensor in zip(names[:num_written], tensors, strict=False):
+        if tensor is not None:
+            check_writable(name, tensor)
+    found = overlap.clash(tensors, num_written)
+    if found is not None:
+        written, other = (names[place] for place in found)
+        raise ValueError(f"{written} shares memory with {other}; it must have memory of its own")
 
 
 def check_heads(query: Tensor, key_cache: Tensor) -> None:
@@ -108,16 +184,51 @@ def check_index(name: str, tensor: Tensor, dtype: torch.dtype, device: torch.dev
     check_last_contiguous(name, tensor)
 
 
-def check_options(scale: float | None, window: int | None, softcap: float | None) -> None:
-    """Checks the numbers that shape the softmax."""
-    if scale is not None and not abs(scale) <= MOST_SCALE:
-        raise ValueError(f"scale is {scale}; it must be from {-MOST_SCALE:g} to {MOST_SCALE:g}")
-    if window is not None and (not isinstance(window, int) or window < 1):
-        raise ValueError(f"window is {window!r}; it must be a whole number of tokens, 1 or more, or None")
-    if softcap is not None and not LEAST_SOFTCAP <= softcap <= MOST_SCALE:
-        raise ValueError(
-            f"softcap is {softcap}; it must be from {LEAST_SOFTCAP:g} to {MOST_SCALE:g}, or None"
-        )
+def checked_scale(scale: object, head_dim: int) -> float:
+    """Returns the factor of the scores: `head_dim ** -0.5` where none is given."""
+    return head_dim**-0.5 if scale is None else _number("scale", scale, -MOST_SCALE, "")
+
+
+def checked_softcap(softcap: object) -> float | None:
+    """Returns the bound of the scores, or None."""
+    return None if softcap is None else _number("softcap", softcap, LEAST_SOFTCAP, ", or None")
+
+
+def checked_window(window: object) -> int | None:
+    """Returns the tokens that a query sees, or None."""
+    if window is None:
+        return None
+    if isinstance(window, numbers.Integral) and not isinstance(window, bool):
+        count = int(window)
+        if 1 <= count <= MOST_WINDOW:
+            return count
+    kind = ValueError if is_number(window) else TypeError
+    raise kind(
+        f"window is {shown(window)}; it must be a whole number of tokens from 1 to {MOST_WINDOW}, or None"
+    )
+
+
+def is_number(value: object) -> bool:
+    """Whether it is a real number, numpy's included; a bool is none."""
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
+
+
+def as_float(value: object) -> float:
+    """Returns a number as a float, infinity where it is too large for one."""
+    try:
+        return float(value)  # type: ignore[arg-type]
+    except OverflowError:
+        return math.inf
+
+
+def _number(name: str, value: object, least: float, otherwise: str) -> float:
+    allowed = f"it must be from {least:g} to {MOST_SCALE:g}{otherwise}"
+    if not is_number(value):
+        raise TypeError(f"{name} is {shown(value)}; {allowed}")
+    number = as_float(value)
+    if not least <= number <= MOST_SCALE:
+        raise ValueError(f"{name} is {shown(value)}; {allowed}")
+    return number
 
 
 def check_no_grad(name: str, tensor: Tensor) -> None:

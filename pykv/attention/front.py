@@ -9,7 +9,23 @@ from torch import Tensor
 
 from pykv.attention import checks, contents
 from pykv.attention.backends import backend_for
-from pykv.attention.scales import KvScales, check_scales
+from pykv.attention.layer_cache import as_numbers
+from pykv.attention.scales import KvScales, check_cache_dtype, checked_scales, checked_scales_of_layers
+
+_RESULTS_AND_INPUTS = (
+    "out",
+    "log_sum_exp",
+    "query",
+    "key_cache",
+    "value_cache",
+    "block_tables",
+    "seq_lens",
+    "query_starts",
+    "table_rows",
+    "sinks",
+    "kv_scales",
+)
+_CACHES_AND_ROWS = ("key_cache", "value_cache", "kv_scales", "key", "value")
 
 
 def paged_attention(
@@ -48,7 +64,7 @@ def paged_attention(
         query_starts: int32 [num_rows + 1], from 0 upwards. Tokens after the last start get zeros.
         table_rows: int32 [num_rows], the table row of each batch row; None: row i.
         scale: factor of the scores; None: head_dim_k ** -0.5.
-        window: tokens that a query sees, itself included; None: all.
+        window: tokens that a query sees, itself included, up to 2**31 - 1; None: all.
         softcap: scores become softcap * tanh(score / softcap); None: as they are.
         sinks: [num_heads], a score for each head that takes weight in the softmax and adds no value; or None.
         kv_scales: for caches of 8 bits: float32 [num_blocks, 2, num_kv_heads, block_size], a scale for each
@@ -56,29 +72,53 @@ def paged_attention(
             all values.
         out: [num_tokens, num_heads, head_dim_v] of the query's dtype, last dimension contiguous, sharing no
             memory with an input; None: a new tensor.
-        log_sum_exp: float32 [num_tokens, num_heads], filled with the natural logarithm of the sum of the
-            exponentials of each row's scores, the sink included; minus infinity where a row sees nothing.
+        log_sum_exp: float32 [num_tokens, num_heads], sharing no memory with an input or `out`; filled with the
+            natural logarithm of the sum of the exponentials of each row's scores, the sink included; minus infinity
+            where a row sees nothing.
         backend: "auto", "torch", "cpu" or "triton".
 
     Returns:
         `out`, filled: [num_tokens, num_heads, head_dim_v].
 
     Raises:
-        TypeError: a tensor has a wrong dtype.
-        ValueError: a shape, stride, device or number does not fit; on a CPU also: a length or a block id is
-            out of range. The message names the argument. Nothing was written.
+        TypeError: an argument has a wrong type.
+        ValueError: a shape, stride, device or number does not fit, what is written shares memory, or the machine
+            cannot run the backend; on a CPU also: a length or a block id is out of range. The message names the
+            argument. Nothing was written.
     """
     device = checks.device_of("query", query)
     checks.check_activation("query", query, device)
     checks.check_no_grad("query", query)
+    check_cache_dtype(key_cache, query.dtype)
     checks.check_caches(key_cache, value_cache, device)
-    check_scales(kv_scales, key_cache, query.dtype)
+    kv_scales = checked_scales(kv_scales, key_cache)
     checks.check_heads(query, key_cache)
     checks.check_step(block_tables, seq_lens, query_starts, table_rows, device)
-    checks.check_options(scale, window, softcap)
+    scale = checks.checked_scale(scale, query.shape[2])
+    window, softcap = checks.checked_window(window), checks.checked_softcap(softcap)
+    prepared_sinks = _prepared_sinks(sinks, query)
     extras = _prepared_extras(kv_scales, log_sum_exp, query)
+    prepared_out = _prepared_out(out, query, value_cache.shape[3])
     loaded = backend_for(backend, device, query.dtype)
     loaded.check_extras(extras)
+    if out is not None or log_sum_exp is not None:
+        checks.check_apart(
+            _RESULTS_AND_INPUTS,
+            (
+                out,
+                log_sum_exp,
+                query,
+                key_cache,
+                value_cache,
+                block_tables,
+                seq_lens,
+                query_starts,
+                table_rows,
+                sinks,
+                kv_scales if isinstance(kv_scales, Tensor) else None,
+            ),
+            num_written=2,
+        )
     if device.type == "cpu" and not loaded.checks_contents:
         contents.check_rows(query.shape[0], block_tables, seq_lens, query_starts, table_rows)
         contents.check_tables(key_cache, block_tables, seq_lens, query_starts, table_rows, window)
@@ -90,11 +130,11 @@ def paged_attention(
         seq_lens=seq_lens,
         query_starts=query_starts,
         table_rows=table_rows,
-        scale=float(query.shape[2] ** -0.5 if scale is None else scale),
+        scale=scale,
         window=window,
         softcap=softcap,
-        sinks=_prepared_sinks(sinks, query),
-        out=_prepared_out(out, query, value_cache.shape[3]),
+        sinks=prepared_sinks,
+        out=prepared_out,
         **extras,
     )
 
@@ -114,7 +154,8 @@ def write_kv(
     Args:
         key, value: [num_tokens, num_kv_heads, head_dim_k or _v], last dimension contiguous.
         key_cache, value_cache: [num_blocks, num_kv_heads, block_size, head_dim_k or _v], the keys' dtype, int8
-            or float8_e4m3fn; any strides but a contiguous last dimension; changed in place.
+            or float8_e4m3fn; any strides but a contiguous last dimension; changed in place: neither shares memory
+            with itself, the other or the rows.
         slot_mapping: int64 [num_tokens]; slot = block_id * block_size + offset; -1 skips the token. Slots
             differ.
         kv_scales: for caches of 8 bits, as `paged_attention` takes them. A tensor of scales is written for each
@@ -122,22 +163,25 @@ def write_kv(
         backend: "auto", "torch", "cpu" or "triton".
 
     Raises:
-        TypeError: a tensor has a wrong dtype.
-        ValueError: a shape, stride or device does not fit; on a CPU also: a slot is out of range. Nothing was
-            written.
+        TypeError: an argument has a wrong type.
+        ValueError: a shape, stride or device does not fit, what is written shares memory, or the machine cannot run
+            the backend; on a CPU also: a slot is out of range. Nothing was written.
     """
     device = checks.device_of("key", key)
     checks.check_activation("key", key, device)
     checks.check_activation("value", value, device)
     checks.check_tensor("value", value, 3, key.dtype, device)
+    check_cache_dtype(key_cache, key.dtype)
     checks.check_caches(key_cache, value_cache, device)
-    check_scales(kv_scales, key_cache, key.dtype)
+    kv_scales = checked_scales(kv_scales, key_cache)
     checks.check_index("slot_mapping", slot_mapping, torch.int64, device)
     num_tokens = slot_mapping.shape[0]
     num_blocks, num_kv_heads, block_size, head_dim_k = key_cache.shape
     meaning = "(len(slot_mapping), num_kv_heads, head_dim)"
     checks.check_shape("key", key, (num_tokens, num_kv_heads, head_dim_k), meaning)
     checks.check_shape("value", value, (num_tokens, num_kv_heads, value_cache.shape[3]), meaning)
+    token_scales = kv_scales if isinstance(kv_scales, Tensor) else None
+    checks.check_apart(_CACHES_AND_ROWS, (key_cache, value_cache, token_scales, key, value), num_written=3)
     extras = {} if kv_scales is None else {"kv_scales": kv_scales}
     loaded = backend_for(backend, device, key.dtype)
     loaded.check_extras(extras)
@@ -151,42 +195,54 @@ def copy_blocks(
     value_caches: Sequence[Tensor],
     pairs: Tensor,
     *,
-    kv_scales: Sequence[Tensor] = (),
+    kv_scales: Sequence[KvScales | None] | None = None,
     backend: str = "auto",
 ) -> None:
     """Copies whole blocks, in every layer: what a sequence that shares a block needs before it writes to it.
 
     Args:
         key_caches, value_caches: one [num_blocks, num_kv_heads, block_size, head_dim_k or _v] tensor a layer;
-            changed in place.
+            changed in place. Besides what `paged_attention` reads, uint8 is moved: rows that only their format reads.
         pairs: int64 [num_pairs, 2], (source block, target block). Targets differ, and none is a source.
-        kv_scales: the layers' scales for each token and head, [num_blocks, 2, num_kv_heads, block_size]: they
-            are copied with their blocks.
+        kv_scales: what `paged_attention` takes for each layer, None for one that is not int8 or float8_e4m3fn; or none
+            at all where no layer is. Scales for each token and head are copied with their blocks.
         backend: "auto", "torch", "cpu" or "triton".
 
     Raises:
-        TypeError: a tensor has a wrong dtype.
-        ValueError: a shape, stride or device does not fit; on a CPU also: a block is out of range, a target
-            comes twice or is a source. Nothing was copied.
+        TypeError: an argument has a wrong type.
+        ValueError: a shape, stride or device does not fit, scales are missing, or the machine cannot run the backend;
+            on a CPU also: a block is out of range, a target comes twice or is a source. Nothing was copied.
     """
-    if len(key_caches) != len(value_caches):
-        raise ValueError(f"key_caches has {len(key_caches)} layers; value_caches has {len(value_caches)}")
-    device = checks.device_of("pairs", pairs)
-    checks.check_tensor("pairs", pairs, 2, torch.int64, device)
-    checks.check_shape("pairs", pairs, (pairs.shape[0], 2), "(num_pairs, 2)")
-    checks.check_last_contiguous("pairs", pairs)
-    for scales in kv_scales:
-        checks.check_tensor("kv_scales", scales, 4, torch.float32, device)
-    key_caches = [*key_caches, *(scales[:, 0, :, :, None] for scales in kv_scales)]
-    value_caches = [*value_caches, *(scales[:, 1, :, :, None] for scales in kv_scales)]
-    for key_cache, value_cache in zip(key_caches, value_caches, strict=True):
-        checks.check_caches(key_cache, value_cache, device)
-    if not key_caches or not len(pairs):
+    device = checks.check_pairs_of_blocks(pairs)
+    checks.check_sequence("key_caches", key_caches)
+    checks.check_sequence("value_caches", value_caches)
+    checks.check_as_many("key_caches", key_caches, "value_caches", value_caches)
+    for layer, (key_cache, value_cache) in enumerate(zip(key_caches, value_caches, strict=True)):
+        _check_copied(f"key_caches[{layer}]", f"value_caches[{layer}]", key_cache, value_cache, device)
+    scales = checked_scales_of_layers(kv_scales, key_caches)
+    copied_scales = [own for own in scales if isinstance(own, Tensor)]
+    for layer, own in enumerate(scales):
+        if isinstance(own, Tensor):
+            checks.check_writable(f"kv_scales[{layer}]", own)
+    loaded = backend_for(backend, device, checks.widest_dtype(key_caches))
+    if not len(key_caches) or not len(pairs):
         return
-    loaded = backend_for(backend, device, key_caches[0].dtype)
     if device.type == "cpu":
         contents.check_pairs(pairs, min(cache.shape[0] for cache in key_caches))
-    loaded.functions.copy_blocks(key_caches, value_caches, pairs)
+    loaded.functions.copy_blocks(
+        [*map(as_numbers, key_caches), *(own[:, 0, :, :, None] for own in copied_scales)],
+        [*map(as_numbers, value_caches), *(own[:, 1, :, :, None] for own in copied_scales)],
+        pairs,
+    )
+
+
+def _check_copied(
+    key_name: str, value_name: str, key_cache: Tensor, value_cache: Tensor, device: torch.device
+) -> None:
+    checks.check_moved(key_name, key_cache)
+    checks.check_caches(key_cache, value_cache, device, key_name, value_name)
+    checks.check_writable(key_name, key_cache)
+    checks.check_writable(value_name, value_cache)
 
 
 def _prepared_sinks(sinks: Tensor | None, query: Tensor) -> Tensor | None:

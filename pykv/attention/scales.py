@@ -7,11 +7,13 @@ format's range: -127 to 127 for int8, -448 to 448 for float8_e4m3fn. Every backe
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from pykv.attention import checks
+from pykv.field_checks import shown
 
 KvScales = Tensor | tuple[float, float]
 
@@ -20,34 +22,82 @@ LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
 _SMALLEST_NORMAL = torch.finfo(torch.float32).tiny
 
 
-def check_scales(kv_scales: KvScales | None, key_cache: Tensor, query_dtype: torch.dtype) -> None:
-    """Raises unless the caches have the query's dtype and no scales, or 8 bits and scales that fit them.
+def check_cache_dtype(key_cache: Tensor, query_dtype: torch.dtype) -> None:
+    """Raises TypeError unless attention can read the cache: it has the query's dtype, or 8 bits."""
+    checks.device_of("key_cache", key_cache)
+    if key_cache.dtype is not query_dtype and key_cache.dtype not in LARGEST:
+        allowed = ", ".join(map(str, (query_dtype, *LARGEST)))
+        raise TypeError(f"key_cache has dtype {key_cache.dtype}; allowed are {allowed}")
+
+
+def checked_scales(kv_scales: KvScales | None, key_cache: Tensor, name: str = "kv_scales") -> KvScales | None:
+    """Returns the scales, two numbers as floats, of caches of 8 bits; others have none.
 
     Raises:
         TypeError, ValueError: see `pykv.attention.paged_attention`.
     """
     if key_cache.dtype not in LARGEST:
-        checks.check_tensor("key_cache", key_cache, 4, query_dtype, key_cache.device)
         if kv_scales is not None:
-            raise ValueError(f"kv_scales are for 8-bit caches; key_cache has dtype {key_cache.dtype}")
-    elif kv_scales is None:
-        raise ValueError(f"kv_scales must be given for a cache of {key_cache.dtype}")
-    elif isinstance(kv_scales, Tensor):
-        _check_token_scales(kv_scales, key_cache)
-    else:
-        _check_tensor_scales(kv_scales)
+            raise ValueError(
+                f"{name} is {_told(kv_scales)}; it must be None for a cache of {key_cache.dtype}"
+            )
+        return None
+    return _given_scales(kv_scales, key_cache, name)
 
 
-def _check_token_scales(kv_scales: Tensor, key_cache: Tensor) -> None:
+def _given_scales(kv_scales: KvScales | None, key_cache: Tensor, name: str) -> KvScales:
+    if kv_scales is None:
+        raise ValueError(f"{name} is None; it must be given for a cache of {key_cache.dtype}")
+    if isinstance(kv_scales, Tensor):
+        _check_token_scales(kv_scales, key_cache, name)
+        return kv_scales
+    return _two_numbers(kv_scales, name)
+
+
+def checked_scales_of_layers(
+    kv_scales: Sequence[KvScales | None] | None, key_caches: Sequence[Tensor]
+) -> list[KvScales | None]:
+    """Returns each layer's scales; where none are given, no layer may need any.
+
+    Raises:
+        TypeError, ValueError: see `pykv.attention.copy_blocks`.
+    """
+    if kv_scales is not None:
+        checks.check_sequence("kv_scales", kv_scales)
+    if kv_scales is None or len(kv_scales) == 0:
+        kv_scales = [None] * len(key_caches)
+    if len(kv_scales) != len(key_caches):
+        raise ValueError(
+            f"kv_scales has {len(kv_scales)} entries; it must have none or one for each of the {len(key_caches)} layers"
+        )
+    return [
+        checked_scales(scales, key_cache, f"kv_scales[{layer}]")
+        for layer, (scales, key_cache) in enumerate(zip(kv_scales, key_caches, strict=True))
+    ]
+
+
+def _check_token_scales(kv_scales: Tensor, key_cache: Tensor, name: str) -> None:
     num_blocks, num_kv_heads, block_size, _ = key_cache.shape
-    checks.check_tensor("kv_scales", kv_scales, 4, torch.float32, key_cache.device)
+    checks.check_tensor(name, kv_scales, 4, torch.float32, key_cache.device)
     shape = (num_blocks, 2, num_kv_heads, block_size)
-    checks.check_shape("kv_scales", kv_scales, shape, "(num_blocks, 2, num_kv_heads, block_size)")
+    checks.check_shape(name, kv_scales, shape, "(num_blocks, 2, num_kv_heads, block_size)")
 
 
-def _check_tensor_scales(kv_scales: tuple[float, float]) -> None:
-    if len(kv_scales) != 2 or not all(math.isfinite(scale) and scale > 0 for scale in kv_scales):
-        raise ValueError(f"kv_scales is {kv_scales}; it must be two finite numbers above 0, or a tensor")
+def _two_numbers(kv_scales: object, name: str) -> tuple[float, float]:
+    allowed = "it must be two finite numbers above 0, or a tensor"
+    if not isinstance(kv_scales, Sequence) or not all(map(checks.is_number, kv_scales)):
+        raise TypeError(f"{name} is {_told(kv_scales)}; {allowed}")
+    numbers = [checks.as_float(scale) for scale in kv_scales]
+    if len(numbers) != 2 or not all(math.isfinite(scale) and scale > 0 for scale in numbers):
+        raise ValueError(f"{name} is {_told(kv_scales)}; {allowed}")
+    return numbers[0], numbers[1]
+
+
+def _told(kv_scales: object) -> str:
+    """As an error shows it: of a tensor the kind, since its numbers may be on a GPU."""
+    if isinstance(kv_scales, Tensor):
+        return f"a tensor of {kv_scales.dtype} {tuple(kv_scales.shape)}"
+    return shown(kv_scales)
 
 
 def row_scales(rows: Tensor, dtype: torch.dtype) -> Tensor:
@@ -83,9 +133,12 @@ def dequantize(key_cache: Tensor, value_cache: Tensor, kv_scales: KvScales) -> t
     Raises:
         TypeError, ValueError: a tensor or a scale does not fit.
     """
-    checks.check_caches(key_cache, value_cache, key_cache.device)
-    check_scales(kv_scales, key_cache, key_cache.dtype)
+    device = checks.device_of("key_cache", key_cache)
+    if key_cache.dtype not in LARGEST:
+        raise TypeError(f"key_cache has dtype {key_cache.dtype}; allowed are {', '.join(map(str, LARGEST))}")
+    checks.check_caches(key_cache, value_cache, device)
+    scales = _given_scales(kv_scales, key_cache, "kv_scales")
     keys, values = key_cache.float(), value_cache.float()
-    if isinstance(kv_scales, Tensor):
-        return keys * kv_scales[:, 0, :, :, None], values * kv_scales[:, 1, :, :, None]
-    return keys * kv_scales[0], values * kv_scales[1]
+    if isinstance(scales, Tensor):
+        return keys * scales[:, 0, :, :, None], values * scales[:, 1, :, :, None]
+    return keys * scales[0], values * scales[1]

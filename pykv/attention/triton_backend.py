@@ -101,5 +101,5 @@ def transfer_blocks(sources: Sequence[LayerCache], targets: Sequence[LayerCache]
     """See `pykv.attention.transfer_blocks`."""
     for source, target in zip(sources, targets, strict=True):
         operators.transfer_blocks(
-            source.key, source.value, source.scales, target.key, target.value, target.scales, pairs
+            source.key, source.value, source.row_scales, target.key, target.value, target.row_scales, pairs
         )

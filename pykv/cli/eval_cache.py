@@ -26,7 +26,13 @@ def main(arguments: Sequence[str]) -> int:
     for name in kv_dtypes:
         kv_format_of(name)
     text = _text(options.text)
-    model, tokenizer = load_model(options.model, dtype=options.dtype, device=options.device, progress=_tell)
+    model, tokenizer = load_model(
+        options.model,
+        dtype=options.dtype,
+        device=options.device,
+        attention_backend=options.attention_backend,
+        progress=_tell,
+    )
     context = min(options.context, model.max_model_len - 1)
     token_ids = tokenizer(text)["input_ids"][: options.tokens]
     evaluation = Evaluation(token_ids, context)

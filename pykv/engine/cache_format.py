@@ -31,9 +31,11 @@ def chosen_format(model: CausalModel, config: EngineConfig) -> KvFormat:
 
 def _backend_name(model: CausalModel, config: EngineConfig) -> str:
     try:
-        return backend_for(config.attention_backend, model.device, model.dtype).name
+        return backend_for(
+            config.attention_backend, model.device, model.dtype, option="attention_backend"
+        ).name
     except ValueError as error:
-        raise ConfigError(f"attention_backend: {error}") from error
+        raise ConfigError(str(error)) from error
 
 
 def _check_torch_only(form: CodecFormat, backend: str) -> None:

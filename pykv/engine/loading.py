@@ -19,6 +19,7 @@ from pykv.errors import ConfigError
 from pykv.kv_pool import KvPool
 from pykv.layer_groups import LayerGroups
 from pykv.models import CausalModel, load_model
+from pykv.models.gate import check_format
 
 
 def load_runner(
@@ -30,7 +31,8 @@ def load_runner(
     """Loads the model and allocates its KV pool; returns the runner and the model's tokenizer.
 
     Raises:
-        ConfigError: the pool does not fit the machine, or is too small for one block.
+        ConfigError: the machine cannot run the attention backend, the pool does not fit it, or is too small for one
+            block.
         ModelError, UnsupportedModelError: the model cannot be read or served.
     """
     source = (model, tokenizer) if isinstance(model, nn.Module) else model
@@ -39,9 +41,11 @@ def load_runner(
         dtype=config.dtype,
         device=config.device,
         max_model_len=config.max_model_len,
+        attention_backend=config.attention_backend,
         progress=progress,
     )
     form = chosen_format(loaded, config)
+    check_format(loaded, form, config.attention_backend)
     groups = LayerGroups.of(loaded.layout)
     block_bytes = groups.block_bytes(loaded.layout, config.block_size, form)
     device = device_of(loaded.device)

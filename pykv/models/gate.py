@@ -11,7 +11,9 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from pykv.attention.backends import backend_for
 from pykv.errors import ConfigError, UnsupportedModelError
+from pykv.kv_format import DtypeFormat, KvFormat, kv_format_of
 from pykv.kv_pool import CACHE_DTYPES
 from pykv.layout import KvLayout
 from pykv.models.attention_function import ATTENTION_NAME, register_attention
@@ -20,7 +22,7 @@ from pykv.models.float32_weights import float32_fits, float32_weights
 from pykv.models.probe import eager_logits, paged_logits
 from pykv.models.rotary import rotary_limit
 
-__all__ = ["admit"]
+__all__ = ["admit", "check_backend", "check_format"]
 
 # The error of a row of logits against the model's own is relative to the row's spread. In float32 no row may
 # be off by more than rounding. In 16 bits rounding alone can turn a router to another expert, so there the
@@ -45,6 +47,7 @@ def admit(
     name: str,
     eos_token_ids: frozenset[int] = frozenset(),
     max_model_len: int | None = None,
+    attention_backend: str = "auto",
 ) -> CausalModel:
     """Checks a model and makes it ready to run over a paged pool.
 
@@ -52,12 +55,14 @@ def admit(
         module: a causal language model of transformers. Afterwards it is in evaluation mode and its attention
             implementation is "pykv"; where it is refused its implementation is as before.
         name, eos_token_ids, max_model_len: see `CausalModel`; the context is also capped by the model's own.
+        attention_backend: that will serve.
 
     Raises:
         UnsupportedModelError: the model fails a check; the message names the check.
-        ConfigError: max_model_len is below 1.
+        ConfigError: max_model_len is below 1, or this machine cannot run the backend.
     """
     checked = _checked_architecture(module)
+    check_backend(attention_backend, checked.device)
     config = checked.config.get_text_config(decoder=True)
     model = CausalModel(
         module=checked,
@@ -73,18 +78,44 @@ def admit(
     register_attention()
     checked.eval()
     with _implementation_restored(checked):
-        _probe(model)
+        _probe(model, attention_backend)
     return model
 
 
-def _probe(model: CausalModel) -> None:
-    """Compares in float32, where nothing hides behind rounding, if memory allows it; then as served."""
+def check_backend(attention_backend: str, device: torch.device) -> None:
+    """Raises ConfigError unless this machine can run the attention backend on this device."""
+    try:
+        backend_for(attention_backend, device, torch.float32, option="attention_backend")
+    except (TypeError, ValueError) as error:
+        raise ConfigError(str(error)) from error
+
+
+def check_format(model: CausalModel, format: KvFormat, attention_backend: str) -> None:
+    """Compares what the backend computes over a cache of a format with what the specification does.
+
+    What the format itself costs is no fault, so the model's own logits are no measure here.
+
+    Raises:
+        UnsupportedModelError: the logits differ by more than rounding.
+    """
+    if not isinstance(format, DtypeFormat) or format == kv_format_of(model.dtype):
+        return  # computed by the specification; or what was compared when the model was admitted
+    with _failures_named(f"over a cache of {format.name}"):
+        expected, found = (paged_logits(model, backend, format) for backend in ("torch", attention_backend))
+    _check_rounded(expected, found)
+
+
+def _probe(model: CausalModel, attention_backend: str) -> None:
+    """Compares in float32, where nothing hides behind rounding, if memory allows it; then as served.
+
+    The first is about the model, so it runs the specification; a GPU need not compile kernels that will not serve.
+    """
     if model.dtype != torch.float32 and float32_fits(model.module):
         with float32_weights(model.module):
             exact = replace(model, dtype=torch.float32)
-            _check_float32(_own_logits(exact), _paged_logits(exact))
+            _check_float32(_own_logits(exact), _paged_logits(exact, "torch"))
     check = _check_float32 if model.dtype == torch.float32 else _check_rounded
-    check(_own_logits(model), _paged_logits(model))
+    check(_own_logits(model), _paged_logits(model, attention_backend))
 
 
 def _checked_architecture(module: nn.Module) -> Any:
@@ -146,7 +177,7 @@ def _own_logits(model: CausalModel) -> Tensor:
         return eager_logits(model)
 
 
-def _paged_logits(model: CausalModel) -> Tensor:
+def _paged_logits(model: CausalModel, attention_backend: str) -> Tensor:
     """Leaves the model with pykv's attention."""
     model.module.set_attn_implementation(ATTENTION_NAME)
     if model.config._attn_implementation != ATTENTION_NAME:
@@ -154,13 +185,15 @@ def _paged_logits(model: CausalModel) -> Tensor:
             f"check 'attention backend': the attention stays {model.config._attn_implementation!r}"
         )
     with _failures_named("over a paged pool"):
-        return paged_logits(model)
+        return paged_logits(model, attention_backend)
 
 
 @contextmanager
 def _failures_named(how: str) -> Iterator[None]:
     try:
         yield
+    except ConfigError:  # an option's fault, not the model's
+        raise
     except FAILURES as error:
         raise UnsupportedModelError(
             f"check 'probe': the model fails {how}: {type(error).__name__}: {error}"

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from pykv.errors import ConfigError, ModelError
 from pykv.models.acceleration import pack_linears
 from pykv.models.causal_model import CausalModel
-from pykv.models.gate import admit
+from pykv.models.gate import admit, check_backend
 from pykv.models.probe import paged_logits
 from pykv.models.quiet import offline, quiet
 from pykv.models.sources import Checkpoint, find_checkpoint
@@ -43,6 +43,7 @@ def load_model(
     dtype: str | torch.dtype = "auto",
     device: str | torch.device = "auto",
     max_model_len: int | None = None,
+    attention_backend: str = "auto",
     progress: Callable[[str], None] | None = None,
 ) -> tuple[CausalModel, Any]:
     """Loads a causal language model, passes it through the gate, and returns it with its tokenizer.
@@ -53,12 +54,14 @@ def load_model(
         dtype: of the weights and the KV cache: "auto" (the checkpoint's), "float32", "bfloat16", "float16".
         device: "auto" (a GPU if there is one, and a given module's own), "cpu", "cuda", "cuda:1", …
         max_model_len: caps the context below the model's own; None: the model's own.
+        attention_backend: that will serve: the model is checked with it.
         progress: is called with a line of text where a step takes long; None: nobody is told.
 
     Raises:
         ModelError: nothing is there, or it cannot be read.
         UnsupportedModelError: the model fails a check of the gate.
-        ConfigError: an option has a value that is not allowed, or that a given module does not have.
+        ConfigError: an option has a value that is not allowed, that a given module does not have, or that this machine
+            cannot run.
     """
     tell = progress if progress is not None else _say_nothing
     wanted = _checked_dtype(dtype)
@@ -66,20 +69,28 @@ def load_model(
         module, tokenizer = source
         _check_given(module, wanted, device)
         name = _name_of(module)
-        return _admitted(module, tokenizer, name, max_model_len), tokenizer
+        return _admitted(module, tokenizer, name, max_model_len, attention_backend), tokenizer
+    chosen = _chosen_device(device)
+    check_backend(attention_backend, chosen)
     checkpoint = find_checkpoint(source, tell)
     tell(f"loading {checkpoint.name}")
-    module, tokenizer = _read(checkpoint, wanted, _chosen_device(device))
+    module, tokenizer = _read(checkpoint, wanted, chosen)
     tell(f"checking {checkpoint.name}")
-    model = _admitted(module, tokenizer, checkpoint.name, max_model_len)
-    pack_linears(module, lambda: not paged_logits(model).isnan().any())
+    model = _admitted(module, tokenizer, checkpoint.name, max_model_len, attention_backend)
+    pack_linears(module, lambda: not paged_logits(model, attention_backend).isnan().any())
     return model, tokenizer
 
 
-def _admitted(module: nn.Module, tokenizer: Any, name: str, max_model_len: int | None) -> CausalModel:
+def _admitted(
+    module: nn.Module, tokenizer: Any, name: str, max_model_len: int | None, attention_backend: str
+) -> CausalModel:
     with quiet():
         return admit(
-            module, name=name, eos_token_ids=_eos_token_ids(module, tokenizer), max_model_len=max_model_len
+            module,
+            name=name,
+            eos_token_ids=_eos_token_ids(module, tokenizer),
+            max_model_len=max_model_len,
+            attention_backend=attention_backend,
         )
 
 

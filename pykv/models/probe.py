@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pykv.kv_pool import KvPool
-from pykv.layout import KvLayout
+from pykv.kv_format import KvFormat
+from pykv.kv_pool import CACHE_DTYPES, KvPool
+from pykv.layout import CacheType, KvLayout
 from pykv.models.causal_model import CausalModel
 from pykv.models.probe_step import ProbeStep
 
@@ -70,19 +71,23 @@ def eager_logits(model: CausalModel) -> Tensor:
         return torch.cat([model.module(input_ids=run, use_cache=False).logits[0].float() for run in runs])
 
 
-def paged_logits(model: CausalModel) -> Tensor:
+def paged_logits(model: CausalModel, backend: str, format: KvFormat | None = None) -> Tensor:
     """The same logits, computed in `STEPS` over a small paged pool that is full of NaN.
+
+    Args:
+        backend: that of the attention.
+        format: of the pool; None: the model's own numbers.
 
     Raises:
         UnsupportedModelError: the attention layers do not run once each, or not as the layout says.
     """
-    pool = _poisoned_pool(model)
+    pool = _poisoned_pool(model, model.dtype if format is None else format)
     sequences = _sequences(model.vocab_size)
     rows: list[list[Tensor]] = [[] for _ in sequences]
     done = [0] * len(sequences)
     with narrow_windows(model.module):
         for counts in STEPS:
-            for row, logits in _run_step(model, pool, sequences, done, counts):
+            for row, logits in _run_step(model, pool, backend, sequences, done, counts):
                 rows[row].append(logits)
             done = [before + count for before, count in zip(done, counts, strict=True)]
     return torch.cat([logits for parts in rows for logits in parts])
@@ -96,18 +101,24 @@ def _sequences(vocab_size: int) -> list[list[int]]:
     ]
 
 
-def _poisoned_pool(model: CausalModel) -> KvPool:
-    """A pool for `BLOCK_TABLES`, in which whatever is read before it was written spoils the logits."""
+def _poisoned_pool(model: CausalModel, format: CacheType) -> KvPool:
+    """A pool for `BLOCK_TABLES`, in which whatever is read before it was written spoils the logits.
+
+    Of 8-bit numbers the scales do, where the pool has them. Rows that only a format can read are left as they are: all
+    of a block is decoded.
+    """
     num_blocks = 1 + max(max(table) for table in BLOCK_TABLES)
-    pool = KvPool(narrowed(model.layout), num_blocks, BLOCK_SIZE, model.dtype, model.device)
-    for cache in (*pool.key_caches, *pool.value_caches):
-        cache.fill_(torch.nan)
+    pool = KvPool(narrowed(model.layout), num_blocks, BLOCK_SIZE, format, model.device)
+    for part in (*pool.key_caches, *pool.value_caches, *pool.kv_scales):
+        if isinstance(part, Tensor) and part.dtype in CACHE_DTYPES:
+            part.fill_(torch.nan)
     return pool
 
 
 def _run_step(
     model: CausalModel,
     pool: KvPool,
+    backend: str,
     sequences: Sequence[Sequence[int]],
     done: Sequence[int],
     counts: Sequence[int],
@@ -122,7 +133,7 @@ def _run_step(
         seq_lens=_tensor([done[row] + counts[row] for row in rows], torch.int32, model),
         query_starts=_tensor([0, *_running_sum(counts[row] for row in rows)], torch.int32, model),
         table_rows=_tensor(rows, torch.int32, model),
-        backend="torch",
+        backend=backend,
     )
     tokens = _tensor([sequences[row][place] for row, place in positions], torch.int64, model)
     places = _tensor([place for _, place in positions], torch.int64, model)

@@ -51,9 +51,11 @@ WRONG_VALUES = [
     ("scale", float("nan"), "scale is nan"),
     ("window", 0, "window is 0"),
     ("window", 2.5, "window is 2.5"),
+    ("window", 2**31, r"window is 2147483648; .* from 1 to 2147483647, or None"),
+    ("scale", 10**400, r"scale is 10{119}\.\.\.; it must be from -1e\+30 to 1e\+30"),
     ("softcap", 0.0, "softcap is 0.0"),
     ("log_sum_exp", torch.zeros(3, 2), "log_sum_exp has shape"),
-    ("kv_scales", (1.0, 1.0), "kv_scales are for 8-bit caches"),
+    ("kv_scales", (1.0, 1.0), r"kv_scales is \(1.0, 1.0\); it must be None for a cache of torch.float32"),
     ("backend", "magic", "backend is 'magic'; allowed are 'auto', 'torch', 'cpu', 'triton'"),
 ]
 
@@ -120,7 +122,7 @@ def test_float64_is_served_by_the_specification_alone():
         name: value.double() if value.is_floating_point() else value for name, value in arguments().items()
     }
     assert paged_attention(**wide).dtype is torch.float64
-    with pytest.raises(TypeError, match="'cpu' does not serve"):
+    with pytest.raises(TypeError, match="'cpu', which does not serve"):
         paged_attention(**wide, backend="cpu")
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
-from pykv.attention import copy_blocks, write_kv
+from pykv.attention import LayerCache, copy_blocks, transfer_blocks, write_kv
 
 BACKENDS = ["torch", "cpu"]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -96,7 +98,9 @@ def test_copies_change_the_targets_alone(backend, dtype, num_threads):
     bits = [[cache.view(torch.uint8) for cache in layer] for layer in layers]
     before = [[cache.clone() for cache in layer] for layer in bits]
     keys, values = zip(*layers, strict=True)
-    copy_blocks(keys, values, torch.tensor([[1, 4], [1, 2], [5, 3]]), backend=backend)
+    scales = None if dtype.is_floating_point and dtype.itemsize > 1 else [(1.0, 1.0)] * 3
+    pairs = torch.tensor([[1, 4], [1, 2], [5, 3]])
+    copy_blocks(keys, values, pairs, kv_scales=scales, backend=backend)
     for layer, old in zip(bits, before, strict=True):
         for cache, expected in zip(layer, old, strict=True):
             assert cache[[0, 1, 5]].equal(expected[[0, 1, 5]])
@@ -115,6 +119,64 @@ def test_copies_of_strided_caches(backend):
     )
     assert whole[0].equal(before[5])
     assert whole[1:].equal(before[1:])
+
+
+WRONG_SCALES = {
+    "none": (None, r"kv_scales\[0\] is None; it must be given for a cache of torch.int8"),
+    "of one layer": (
+        [torch.rand(6, 2, 3, 4)],
+        r"kv_scales has 1 entries; it must have none or one .* 2 layers",
+    ),
+    "of three layers": ([torch.rand(6, 2, 3, 4)] * 3, "kv_scales has 3 entries"),
+    "none of the second": ([(1.0, 1.0), None], r"kv_scales\[1\] is None"),
+    "of fewer blocks": (
+        [torch.rand(3, 2, 3, 4)] * 2,
+        r"kv_scales\[0\] has shape \(3, 2, 3, 4\); it must be \(6, ",
+    ),
+    "of fewer heads": (
+        [torch.rand(6, 2, 1, 4)] * 2,
+        r"kv_scales\[0\] has shape \(6, 2, 1, 4\); it must be \(6, ",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", WRONG_SCALES)
+def test_eight_bits_are_not_copied_without_the_scales_of_every_layer(kind):
+    keys, values = zip(*(caches(dtype=torch.int8) for _ in range(2)), strict=True)
+    before = [cache.clone() for cache in (*keys, *values)]
+    scales, message = WRONG_SCALES[kind]
+    with pytest.raises(ValueError, match=message):
+        copy_blocks(keys, values, torch.tensor([[1, 2]]), kv_scales=scales)
+    assert all(map(torch.equal, (*keys, *values), before))
+
+
+def test_eight_bits_are_not_transferred_without_scales_that_fit():
+    source, target = (LayerCache(*caches(dtype=torch.int8), (1.0, 0.5)) for _ in range(2))
+    pairs = torch.tensor([[1, 2]])
+    transfer_blocks([source], [target], pairs)
+    wrong = {
+        r"targets\[0\].scales is None; it must be given": None,
+        r"targets\[0\].scales has shape \(3, 2, 3, 4\)": torch.rand(3, 2, 3, 4),
+        r"sources\[0\].scales and targets\[0\].scales must be alike": (1.0, 1.0),
+    }
+    for message, scales in wrong.items():
+        with pytest.raises(ValueError, match=message):
+            transfer_blocks([source], [replace(target, scales=scales)], pairs)
+
+
+def test_numbers_are_copied_without_scales_alone():
+    key_cache, value_cache = caches()
+    with pytest.raises(ValueError, match=r"kv_scales\[0\] is a tensor of .*; it must be None for a cache of"):
+        copy_blocks([key_cache], [value_cache], torch.tensor([[1, 2]]), kv_scales=[torch.rand(6, 2, 3, 4)])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_layers_of_several_types_are_copied_together(backend):
+    wide, narrow, coded = caches(), caches(dtype=torch.int8), caches(dtype=torch.uint8)
+    scales = torch.rand(6, 2, 3, 4)
+    keys, values = zip(wide, narrow, coded, strict=True)
+    copy_blocks(keys, values, torch.tensor([[2, 4]]), kv_scales=[None, scales, None], backend=backend)
+    assert all(part[4].equal(part[2]) for part in (*keys, *values, scales))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -158,7 +220,7 @@ def test_offsets_beyond_32_bits_are_written_and_copied(backend):
         slots = torch.tensor([block * block_size])
         write_kv(rows, -rows, *pair, slots, kv_scales=(1.0, 1.0), backend=backend)
     pairs = torch.tensor([[3, 131_074], [num_blocks - 1, 5]])
-    copy_blocks(pair[:1], pair[1:], pairs, backend=backend)
+    copy_blocks(pair[:1], pair[1:], pairs, kv_scales=[(1.0, 1.0)], backend=backend)
     for cache, sign in zip(pair, (1, -1), strict=True):
         for block in (3, 5, 131_074, num_blocks - 1):
             expected = (sign * rows[0, 0]).clamp(-127, 127).to(torch.int8)

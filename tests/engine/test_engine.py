@@ -319,6 +319,17 @@ def test_a_bad_option_is_refused_by_name(option, value):
         EngineConfig.from_mapping({option: value})
 
 
+def test_an_attention_backend_that_the_machine_cannot_run_is_refused():
+    triton = pytest.importorskip("triton")
+    if triton.knobs.runtime.interpret:
+        pytest.skip("Triton's interpreter serves the CPU")
+    config = EngineConfig(device="cpu", attention_backend="triton", num_blocks=8)
+    with pytest.raises(
+        ConfigError, match=r"attention_backend is 'triton', but .*; allowed for 'cpu': 'torch', 'cpu'"
+    ):
+        Engine("bundled", config=config)
+
+
 def test_a_pool_has_one_size():
     with pytest.raises(ConfigError, match="num_blocks and kv_memory_bytes"):
         EngineConfig(num_blocks=10, kv_memory_bytes=10)

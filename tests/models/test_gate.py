@@ -9,7 +9,10 @@ import torch
 from torch import nn
 
 from pykv import ConfigError, UnsupportedModelError
-from pykv.models.gate import admit
+from pykv.attention import cpu_backend, torch_backend
+from pykv.kv_format import kv_format_of
+from pykv.models import load_model
+from pykv.models.gate import admit, check_format
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -102,6 +105,56 @@ def test_attention_with_another_scale_than_the_eager_one_is_refused(
     monkeypatch.setattr(modeling_llama, "eager_attention_forward", cooler)
     with pytest.raises(UnsupportedModelError, match=r"check 'probe logits'.*a row in float32"):
         admit(make_model("llama", torch.bfloat16), name="llama")
+
+
+def without_window(*args: Any, window: int | None, **others: Any) -> torch.Tensor:
+    """Kernels that forget the window."""
+    return torch_backend.paged_attention(
+        *args, window=None, **{name: value for name, value in others.items() if name != "share_prefixes"}
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_kernels_that_compute_something_else_are_not_let_serve(
+    make_model: Any, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
+) -> None:
+    monkeypatch.setattr(cpu_backend, "paged_attention", without_window)
+    for backend in ("auto", "cpu"):
+        with pytest.raises(UnsupportedModelError, match="check 'probe logits'"):
+            admit(make_model("gemma3_text", dtype), name="gemma3", attention_backend=backend)
+    assert admit(make_model("gemma3_text", dtype), name="gemma3", attention_backend="torch").dtype is dtype
+
+
+@pytest.mark.parametrize("name", ["int8", "fp8", "f16"])
+def test_kernels_are_tried_over_the_format_of_the_cache(
+    make_model: Any, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    model = admit(make_model("gemma3_text"), name="gemma3")
+    formats = [kv_format_of(name)]
+    formats += [kv_format_of(name).with_tensor_scales(0.02, 0.01)] if name != "f16" else []
+    for form in formats:
+        check_format(model, form, "auto")
+    monkeypatch.setattr(cpu_backend, "paged_attention", without_window)
+    for form in formats:
+        check_format(model, form, "torch")
+        with pytest.raises(UnsupportedModelError, match="check 'probe logits'"):
+            check_format(model, form, "auto")
+
+
+def test_a_backend_that_the_machine_cannot_run_is_refused_before_anything_is_read(make_model: Any) -> None:
+    triton = pytest.importorskip("triton")
+    if triton.knobs.runtime.interpret:
+        pytest.skip("Triton's interpreter serves the CPU")
+    module = make_model("llama")
+    before = module.config._attn_implementation
+    message = "attention_backend is 'triton', but the Triton kernels run on GPUs .*: 'torch', 'cpu'"
+    with pytest.raises(ConfigError, match=message):
+        admit(module, name="llama", attention_backend="triton")
+    assert module.config._attn_implementation == before
+    with pytest.raises(ConfigError, match=message):
+        load_model("no such model", device="cpu", attention_backend="triton")
+    with pytest.raises(ConfigError, match="attention_backend is 'magic'; allowed are 'auto', "):
+        load_model("no such model", device="cpu", attention_backend="magic")
 
 
 def test_what_is_no_model_of_transformers_is_refused() -> None:

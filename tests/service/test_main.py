@@ -14,6 +14,7 @@ import pytest
 
 from pykv.client import Client
 from pykv.sampling import SamplingParams
+from pykv.service.loading import load_model
 from pykv.service.main import main
 from pykv.service.status import innermost
 
@@ -100,6 +101,19 @@ def test_a_model_that_cannot_be_served_ends_with_code_2_and_one_line(refused, mo
     assert last.startswith("pykv-serve: ")
     assert word in last
     assert [json.loads(line)["event"] for line in logged] == ["loading model"]
+
+
+def test_an_attention_backend_that_the_machine_cannot_run_ends_with_code_2(capfd, logging_as_it_was):
+    triton = pytest.importorskip("triton")
+    if triton.knobs.runtime.interpret:
+        pytest.skip("Triton's interpreter serves the CPU")
+    options = ["--port", "0", "--device", "cpu", "--attention-backend", "triton"]
+    assert main(options, {}, load_model) == 2
+    out, error = capfd.readouterr()
+    assert out == ""
+    last = error.splitlines()[-1]
+    assert last.startswith("pykv-serve: attention_backend is 'triton', but ")
+    assert last.endswith("allowed for 'cpu': 'torch', 'cpu'")
 
 
 def test_a_port_in_use_ends_with_code_2_and_one_line_before_the_model_is_read(refused):
