@@ -38,7 +38,7 @@ class KvLayout:
                 field that the formula needs is missing.
         """
         if storage not in ("expanded", "latent"):
-            raise ConfigError(f"storage is {storage!r}; allowed are 'expanded' and 'latent'")
+            raise ConfigError(f"storage is {storage!r}: allowed are 'expanded' and 'latent'")
         return cls(read_layers(config, storage), storage)
 
     @property

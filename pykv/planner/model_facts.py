@@ -93,7 +93,7 @@ def read_model(options: PlanOptions) -> ModelFacts:
         return _from_numbers(options.by_hand, options)
     if options.model is None:
         raise ConfigError(
-            "model is None; allowed: a folder, a config.json, a known name, or num_layers and the like"
+            "model is not given: allowed is a folder, a config.json, a known name, or num_layers and the like"
         )
     source = _source(options.model)
     attention, state = split_layers(_text_part(source.config))
@@ -258,7 +258,7 @@ def _dtype_of_config(config: Mapping[str, Any]) -> str | None:
     if quantization is not None:
         if not isinstance(quantization, Mapping):
             raise UnsupportedModelError(
-                f"check 'weights': quantization_config is {quantization!r}; allowed: an object with quant_method"
+                f"check 'weights': quantization_config is {quantization!r}: allowed is an object with quant_method"
             )
         return _dtype_of_quantization(ConfigFields(quantization))
     named = _text_part(config).get("dtype") or _text_part(config).get("torch_dtype")

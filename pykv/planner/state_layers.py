@@ -92,7 +92,7 @@ def _attention_indices(fields: ConfigFields, num_layers: int) -> set[int] | None
         if indices is None:
             raise UnsupportedModelError(
                 f"check 'layout': mamba_d_state is {fields.find('mamba_d_state')!r}, and which layers are attention is "
-                "not said; allowed: layer_types, attn_layer_period or attn_layer_indices beside it, or its numbers"
+                "not said: allowed is layer_types, attn_layer_period or attn_layer_indices beside it, or its numbers"
             )
         return set(indices)
     listed = fields.indices("full_attn_idxs")

@@ -24,7 +24,7 @@ CONFIG = {
 @pytest.mark.parametrize("num_kv_heads", [3, 16])
 def test_kv_heads_that_query_heads_cannot_share_are_refused(num_kv_heads: int) -> None:
     with pytest.raises(
-        pykv.ConfigError, match=f"num_kv_heads is {num_kv_heads}; allowed: a divisor of num_heads"
+        pykv.ConfigError, match=f"num_kv_heads is {num_kv_heads}: allowed is a divisor of num_heads"
     ):
         pykv.plan({**CONFIG, "num_key_value_heads": num_kv_heads}, memory="80GiB")
 
@@ -49,7 +49,7 @@ def test_numbers_that_are_no_models_are_refused(field: str, value: object, messa
 def test_a_prefix_above_every_context_is_refused(context: Any) -> None:
     pykv.plan(CONFIG, memory="80GiB", context=context, shared_prefix=20)
     with pytest.raises(
-        pykv.ConfigError, match="shared_prefix is 21; allowed: at most the longest context, which is 20"
+        pykv.ConfigError, match="shared_prefix is 21: allowed is at most the longest context, which is 20"
     ):
         pykv.plan(CONFIG, memory="80GiB", context=context, shared_prefix=21)
 

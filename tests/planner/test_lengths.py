@@ -160,7 +160,7 @@ def test_malformed_trace_is_named_by_line_and_field(
 
 
 def test_a_request_that_no_pool_holds_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="a request has 100,000,001 tokens; allowed: at most 8,388,608"):
+    with pytest.raises(ConfigError, match="a request has 100,000,001 tokens: allowed is at most 8,388,608"):
         read_trace(write_trace(tmp_path / "trace.jsonl", *requests_of((1, 10**8))))
 
 

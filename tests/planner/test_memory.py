@@ -36,7 +36,7 @@ def test_nothing_left_is_an_error_with_the_figures(in_use: int, weights: int) ->
 
 
 def test_more_in_use_than_there_is_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"in_use is 81000000000; allowed: a size from 0"):
+    with pytest.raises(ConfigError, match=r"in_use is 81000000000: allowed is a size from 0"):
         kv_budget([GpuMemory(80 * GB, 81 * GB)], weights_bytes=1)
     with pytest.raises(ConfigError, match="gpus is"):
         kv_budget([], weights_bytes=1)

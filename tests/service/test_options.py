@@ -123,7 +123,7 @@ def test_a_size_that_is_none_is_refused(text):
         (["--block", "16"], ["--block"]),
         (["--port"], ["--port"]),
         (["stray"], ["stray"]),
-        (["--config", "/nowhere/pykv.toml"], ["/nowhere/pykv.toml"]),
+        (["--config", "/nowhere/pykv.toml"], ["config /nowhere/pykv.toml cannot be read: No such file"]),
         (["--host", "0.0.0.0"], ["0.0.0.0", "--insecure-bind"]),
         (["--host", "example.com"], ["example.com", "--insecure-bind"]),
     ],
