@@ -15,6 +15,7 @@ from pykv.cli.pictures import check_picture
 from pykv.cli.replay_arguments import parser, read_sweep
 from pykv.cli.replay_report import report, table
 from pykv.errors import ConfigError
+from pykv.field_checks import shown
 from pykv.simulator.policy import EvictionPolicy
 from pykv.simulator.replay import Replayer
 from pykv.simulator.sweep import sweep
@@ -86,17 +87,17 @@ def _policy(text: str) -> str | EvictionPolicy:
         return text
     spec = util.spec_from_file_location("pykv_replayed_policy", path)
     if spec is None or spec.loader is None or not Path(path).is_file():
-        raise ConfigError(f"policy is {text!r}: {path} is no Python file")
+        raise ConfigError(f"policy is {shown(text)}: {path} is no Python file")
     module = util.module_from_spec(spec)
     spec.loader.exec_module(module)
     if not hasattr(module, name):
-        raise ConfigError(f"policy is {text!r}: {path} defines no {name}")
+        raise ConfigError(f"policy is {shown(text)}: {path} defines no {name}")
     made = getattr(module, name)
     try:
         inspect.signature(made).bind()
     except TypeError as error:
         raise ConfigError(
-            f"policy is {text!r}: allowed is a class made without arguments; {error}"
+            f"policy is {shown(text)}: allowed is a class made without arguments; {error}"
         ) from error
     policy: EvictionPolicy = made()
     return policy

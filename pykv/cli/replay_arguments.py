@@ -9,6 +9,7 @@ from typing import Any
 
 from pykv.cli.parser import Parser, integer, number, reader
 from pykv.errors import ConfigError
+from pykv.field_checks import shown
 from pykv.simulator.options import ALLOCATORS
 from pykv.simulator.policy import POLICIES, PRODUCTION_POLICIES
 from pykv.simulator.step_cost import DEFAULT_COST
@@ -175,7 +176,7 @@ def read_sweep(texts: Sequence[str]) -> dict[str, list[Any]]:
         if separator and begins in OPTIONS:
             name = begins
         elif not name or separator:
-            raise ConfigError(f"sweep: {part!r} is no OPTION=A,B,...; options: {', '.join(OPTIONS)}")
+            raise ConfigError(f"sweep: {shown(part)} is no OPTION=A,B,...; options: {', '.join(OPTIONS)}")
         else:
             value = part
         try:

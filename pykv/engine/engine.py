@@ -31,7 +31,7 @@ from pykv.errors import (
     StepError,
 )
 from pykv.events import KvEvents
-from pykv.field_checks import as_callable, as_integer, as_text, instance_of, optional, refuse
+from pykv.field_checks import as_callable, as_integer, as_text, instance_of, optional, refuse, shown
 from pykv.retention import Pin, Retention, session_bytes
 from pykv.sampling.params import SamplingParams
 from pykv.text.chat import num_characters
@@ -197,7 +197,7 @@ class Engine:
         """
         request = self.new_request(prompt, params, request_id)
         if request.request_id in self._live:
-            raise DuplicateRequestError(f"request_id {request.request_id!r} is live already")
+            raise DuplicateRequestError(f"request_id {shown(request.request_id)} is live already")
         self._submit(request, CacheUse(scope=scope, tenant=tenant, retention=retention, media=media))
         return request.request_id
 

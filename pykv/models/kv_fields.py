@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from pykv.errors import UnsupportedModelError
-from pykv.field_checks import as_integer
+from pykv.field_checks import as_integer, shown
 from pykv.kv_layer import Config, KvLayer, Storage
 from pykv.models.layer_windows import layer_kinds, layer_window
 from pykv.models.unread_fields import NotSaidError, refuse_unread_kv
@@ -98,14 +98,16 @@ class ConfigFields:
         if value is None:
             return None
         if not isinstance(value, list | tuple):
-            raise UnsupportedModelError(f"check 'layout': {name} is {value!r}: allowed is a list of layers")
+            raise UnsupportedModelError(
+                f"check 'layout': {name} is {shown(value)}: allowed is a list of layers"
+            )
         return [_whole(name, layer, 0) for layer in value]
 
     def _of_type(self, name: str, wanted: type[_Field], allowed: str) -> _Field | None:
         value = self._get(name)
         if value is None or isinstance(value, wanted):
             return value
-        raise UnsupportedModelError(f"check 'layout': {name} is {value!r}: allowed is {allowed}")
+        raise UnsupportedModelError(f"check 'layout': {name} is {shown(value)}: allowed is {allowed}")
 
 
 def read_layers(config: Config, storage: Storage) -> tuple[KvLayer, ...]:
@@ -221,7 +223,7 @@ def _overrides(fields: ConfigFields, index: int, kind: str) -> dict[str, Any]:
             shape = ConfigFields(listed[index])
         except (TypeError, LookupError) as error:
             raise UnsupportedModelError(
-                f"check 'layout': per_layer_config is {listed!r}: allowed is an entry for each layer"
+                f"check 'layout': per_layer_config is {shown(listed)}: allowed is an entry for each layer"
             ) from error
         return {"head_dim": shape.count(*HEAD_DIM), "num_key_value_heads": shape.count(*NUM_KV_HEADS)}
     return _global_overrides(fields) if kind == "full_attention" else {}
@@ -232,7 +234,8 @@ def _listed_overrides(listed: Mapping[Any, Any], index: int) -> dict[str, Any]:
     for layer, found in listed.items():
         if not str(layer).isdecimal() or not isinstance(found, Mapping):  # JSON has the keys as "05"
             raise UnsupportedModelError(
-                f"check 'layout': per_layer_config has {layer!r}: {found!r}: allowed is a layer's number, and an object"
+                f"check 'layout': per_layer_config has {shown(layer)}: {shown(found)}: allowed is a layer's number, "
+                "and an object"
             )
         by_layer[int(layer)] = found
     return dict(by_layer.get(index, {}))
@@ -254,7 +257,7 @@ def _shared_from(fields: ConfigFields, kinds: Sequence[str]) -> list[int | None]
     missing = set(kinds[num_own:]) - set(last)
     if missing:
         raise UnsupportedModelError(
-            f"check 'layout': num_kv_shared_layers leaves no {missing.pop()!r} layer with keys of its own"
+            f"check 'layout': num_kv_shared_layers leaves no {shown(missing.pop())} layer with keys of its own"
         )
     return [None] * num_own + [last[kind] for kind in kinds[num_own:]]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from pykv.errors import UnsupportedModelError
-from pykv.field_checks import is_integer, refuse
+from pykv.field_checks import is_integer, refuse, shown
 
 __all__ = ["FULL", "SLIDING", "layer_kinds", "layer_window"]
 
@@ -77,12 +77,12 @@ def layer_window(fields: Fields, kind: str) -> int | None:
 def _checked_kinds(listed: object, num_layers: int) -> list[str]:
     if not isinstance(listed, list | tuple):
         raise UnsupportedModelError(
-            f"check 'layer types': {' or '.join(LIST_FIELDS)} is {listed!r}: allowed is a list"
+            f"check 'layer types': {' or '.join(LIST_FIELDS)} is {shown(listed)}: allowed is a list"
         )
     for index, kind in enumerate(listed):
         if not isinstance(kind, str) or kind not in KINDS:
             raise UnsupportedModelError(
-                f"check 'layer types': layer {index} is {kind!r}; served are {FULL!r} and {SLIDING!r}"
+                f"check 'layer types': layer {index} is {shown(kind)}; served are {FULL!r} and {SLIDING!r}"
             )
     if len(listed) != num_layers:
         raise UnsupportedModelError(f"check 'layer types': {len(listed)} are listed for {num_layers} layers")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from pykv.errors import UnsupportedModelError
+from pykv.field_checks import shown
 
 __all__ = ["NotSaidError", "refuse_unread_kv", "refuse_unread_weights"]
 
@@ -106,7 +107,7 @@ def refuse_unread_kv(fields: Fields) -> None:
     for name, why in KV_MODELS.items():
         if family == name:
             raise UnsupportedModelError(
-                f"check 'layout': model_type is {family!r}: {why}: allowed is {BY_NUMBERS}"
+                f"check 'layout': model_type is {shown(family)}: {why}: allowed is {BY_NUMBERS}"
             )
     found = _first(fields, KV_FIELDS)
     if found is not None:

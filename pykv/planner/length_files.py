@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from pykv.errors import ConfigError
+from pykv.field_checks import shown
 from pykv.planner.checks import whole_number
 from pykv.planner.lengths import LARGEST_CONTEXT, LengthDistribution
 
@@ -122,7 +123,7 @@ def _lines(option: str, path: Path) -> list[str]:
 def _whole(option: str, path: Path, line: int, name: str, text: str, least: int, most: int) -> int:
     number = whole_number(text)
     if number is None or not least <= number <= most:
-        what = f"{name} is {text.strip()!r}: allowed is a whole number from {least} to {most}"
+        what = f"{name} is {shown(text.strip())}: allowed is a whole number from {least} to {most}"
         _malformed(option, path, line, what)
     return number
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from pykv.errors import ConfigError
-from pykv.field_checks import as_boolean, as_integer, as_number_in, one_of, optional, refuse
+from pykv.field_checks import as_boolean, as_integer, as_number_in, one_of, optional, refuse, shown
 from pykv.kv_format import BF16, KvFormat, kv_format_of
 from pykv.planner.sizes import read_bytes
 from pykv.simulator.cost import CostModel
@@ -106,8 +106,8 @@ class ReplayOptions:
         found = read_cost(self.cost, model=self.model, kv_format=self.kv_format, block_size=block_size)
         if self.kv_dtype is not None and not found.is_roofline:
             raise ConfigError(
-                f"kv_dtype is {self.kv_dtype!r}: not allowed with cost {self.cost!r}, as what its steps read would "
-                "not follow: allowed with a roofline"
+                f"kv_dtype is {shown(self.kv_dtype)}: not allowed with cost {shown(self.cost)}, as what its steps read "
+                "would not follow: allowed with a roofline"
             )
         return found
 
@@ -123,7 +123,7 @@ class ReplayOptions:
         said = step.served or step.kv_bytes
         if given is not None and said is not None:
             by = step.served.name if step.served else "kv_bytes of cost"
-            raise ConfigError(f"kv_bytes_per_token is {given!r}: not allowed where {by} says it")
+            raise ConfigError(f"kv_bytes_per_token is {shown(given)}: not allowed where {by} says it")
         stored = said if given is None else given
         return blocks_in(
             read_bytes("kv_memory_bytes", self.kv_memory_bytes),
@@ -194,7 +194,7 @@ def _check_timed(options: ReplayOptions) -> None:
     if options.policy not in PRODUCTION_POLICIES:
         allowed = " and ".join(map(repr, PRODUCTION_POLICIES))
         raise ConfigError(
-            f"policy is {options.policy_name!r}: in virtual time allowed are {allowed}; others need serial"
+            f"policy is {shown(options.policy_name)}: in virtual time allowed are {allowed}; others need serial"
         )
     if options.concurrency is not None:
         _refuse(options, ["speed"], "with concurrency, which does not look at the trace's times")
@@ -205,7 +205,7 @@ def _check_timed(options: ReplayOptions) -> None:
 def _check_pieces(options: ReplayOptions, given: Mapping[str, Any]) -> None:
     names = ["retention", "knows_outputs"]
     names += [name for name in options.scheduler if name not in PIECE_OPTIONS]
-    why = f"with allocator {options.allocator!r}, which keeps no blocks: it comes first, it is served first"
+    why = f"with allocator {shown(options.allocator)}, which keeps no blocks: it comes first, it is served first"
     if given.get("policy") is not None:  # its default too: there is nothing to evict
         raise ConfigError(f"policy: not allowed {why}")
     _refuse(options, names, why)

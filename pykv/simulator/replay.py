@@ -10,7 +10,7 @@ from typing import Any
 
 from pykv import _core
 from pykv.errors import ConfigError
-from pykv.field_checks import as_integer, is_integer, refuse
+from pykv.field_checks import as_integer, is_integer, refuse, shown
 from pykv.scheduler import SchedulerConfig
 from pykv.simulator.options import MAX_BLOCKS, ReplayOptions, read_replay_options
 from pykv.simulator.policy import EvictionPolicy, ranking_of
@@ -72,7 +72,7 @@ class Replayer:
         windows = step.served is not None and step.served.has_windows
         if options.serial and windows and step.served is not None:
             raise ConfigError(
-                f"model is {step.served.name!r}: its layers with windows need virtual time, not serial"
+                f"model is {shown(step.served.name)}: its layers with windows need virtual time, not serial"
             )
         blocks = _num_blocks(options.pool_blocks(native.block_size, step), native, windows=windows)
         timed, evictions = None, None
@@ -145,7 +145,7 @@ def _num_blocks(num_blocks: int | str | None, native: _core.Trace, *, windows: b
     if isinstance(num_blocks, str) and num_blocks.endswith("%"):
         if windows:
             raise ConfigError(
-                f"num_blocks is {num_blocks!r}: allowed is a number where layers have windows: a block is then of "
+                f"num_blocks is {shown(num_blocks)}: allowed is a number where layers have windows: a block is then of "
                 "some layers only"
             )
         try:

@@ -85,7 +85,7 @@ def test_the_cache_has_a_format_and_a_swap_space(tmp_path):
     file = 'kv_dtype = "fp8"\nkv_scales = [1, 0.5]\nswap_space = 0'
     config = read(file=file, tmp_path=tmp_path).engine_config()
     assert (config.kv_dtype, config.kv_scales, config.swap_space_bytes) == ("fp8", (1.0, 0.5), 0)
-    with pytest.raises(ConfigError, match="'bf16' has none; allowed with: int8, fp8"):
+    with pytest.raises(ConfigError, match="'bf16' has none: allowed with int8, fp8"):
         read(["--kv-dtype", "bf16", "--kv-scales", "1,1"]).engine_config()
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from pykv.cli.parser import Parser
 from pykv.errors import ConfigError
+from pykv.field_checks import shown
 from pykv.planner.formats import KV_SCALES, WEIGHT_BITS
 from pykv.planner.options import STORAGES
 
@@ -181,7 +182,7 @@ def _read(name: str, text: str) -> Any:
         return OPTIONS[name].read(text)
     except (ValueError, OverflowError):
         allowed = "an integer" if OPTIONS[name].read is _whole else "a number"
-        raise ConfigError(f"{_flag(name)} is {text!r}: allowed is {allowed}") from None
+        raise ConfigError(f"{_flag(name)} is {shown(text)}: allowed is {allowed}") from None
 
 
 def _flag(name: str) -> str:
