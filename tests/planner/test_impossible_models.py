@@ -32,12 +32,12 @@ def test_kv_heads_that_query_heads_cannot_share_are_refused(num_kv_heads: int) -
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("num_hidden_layers", 10**30, "num_hidden_layers is 10+;"),
+        ("num_hidden_layers", 10**30, "num_hidden_layers is 10+:"),
         ("num_hidden_layers", 10**9, "the config has 1000000000 layers"),
         ("num_attention_heads", 10**9, "1000000000 heads share a hidden size of 4096"),
         ("num_attention_heads", [8], "num_query_heads lists 1 layers, of which 1 is none"),
         ("num_key_value_heads", [8], "num_kv_heads lists 1 layers, of which 1 is none"),
-        ("max_position_embeddings", 10**30, "max_position_embeddings is 10+;"),
+        ("max_position_embeddings", 10**30, "max_position_embeddings is 10+:"),
     ],
 )
 def test_numbers_that_are_no_models_are_refused(field: str, value: object, message: str) -> None:

@@ -55,6 +55,6 @@ def test_weights_are_parted_over_ranks_and_the_rest_is_blocks() -> None:
 
 def test_too_large_a_model_names_what_would_help() -> None:
     with pytest.raises(
-        ConfigError, match=r"141 GB.*allowed: at least 2 times as many GPUs in tensor_parallel, larger"
+        ConfigError, match=r"141 GB.*allowed is at least 2 times as many GPUs in tensor_parallel, larger"
     ):
         plan("llama-3.1-70b", gpu="H100")

@@ -102,6 +102,13 @@ def test_numbers_that_are_missing_are_named(missing: str) -> None:
         plan(**given)
 
 
+@pytest.mark.parametrize("name", ["x" * 9999, "a\0b", "/" + "x" * 9999])
+def test_a_name_that_no_file_can_have_is_unknown(name: str) -> None:
+    with pytest.raises(ConfigError, match=r"model is .*, which is neither a folder, nor a file") as caught:
+        plan(name)
+    assert len(str(caught.value)) < 300
+
+
 def test_no_model_at_all() -> None:
     with pytest.raises(ConfigError, match="model is not given: allowed is a folder"):
         plan(gpu="H100")
