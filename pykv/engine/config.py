@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
 from pykv.errors import ConfigError
-from pykv.field_checks import as_boolean, as_integer, as_number_in, one_of, optional, refuse, shown
+from pykv.field_checks import as_boolean, as_integer, as_number_in, one_of, refuse, shown
 from pykv.kv_format import DtypeFormat, kv_format_names, kv_format_of
 from pykv.scheduler_config import SchedulerConfig
 
@@ -114,26 +114,14 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         self._check_choices()
-        self._set(
-            "gpu_memory_utilization",
-            as_number_in(
-                "gpu_memory_utilization", self.gpu_memory_utilization, 0.0, 1.0, ConfigError, above_low=True
-            ),
-        )
-        self._set(
-            "kv_memory_bytes",
-            optional(as_integer, "kv_memory_bytes", self.kv_memory_bytes, 1, MOST_BYTES, ConfigError),
-        )
-        self._set(
-            "swap_space_bytes",
-            as_integer("swap_space_bytes", self.swap_space_bytes, 0, MOST_BYTES, ConfigError),
-        )
+        self._check("gpu_memory_utilization", as_number_in, 0.0, 1.0, ConfigError, above_low=True)
+        self._check("swap_space_bytes", as_integer, 0, MOST_BYTES, ConfigError)
+        if self.kv_memory_bytes is not None:
+            self._check("kv_memory_bytes", as_integer, 1, MOST_BYTES, ConfigError)
         if self.num_blocks is not None and self.kv_memory_bytes is not None:
             raise ConfigError("num_blocks and kv_memory_bytes are both given: allowed is one of them")
         if self.preemption == "swap" and not self.swap_space_bytes:
-            refuse(
-                "swap_space_bytes", 0, "a swap space of some blocks where preemption is 'swap'", ConfigError
-            )
+            refuse("swap_space_bytes", 0, "some blocks' bytes where preemption is 'swap'", ConfigError)
         self._check_scales()
         self._take_from_scheduler()
 
@@ -184,6 +172,9 @@ class EngineConfig:
             self._set(name, getattr(checked, name))
         for name in ("watermark", "tenant_cache_share"):
             self._set(name, float(getattr(self, name)))
+
+    def _check(self, name: str, check: Callable[..., object], *bounds: Any, **ends: bool) -> None:
+        self._set(name, check(name, getattr(self, name), *bounds, **ends))
 
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)
