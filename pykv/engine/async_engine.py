@@ -65,9 +65,7 @@ class AsyncEngine:
 
     def __init__(self, engine: Engine, *, max_pending_tokens: int = 2**10) -> None:
         self.engine = instance_of("engine", engine, Engine, ConfigError)
-        self._max_pending_tokens = as_integer(
-            "max_pending_tokens", max_pending_tokens, 1, 2**31 - 1, ConfigError
-        )
+        self._max_pending_tokens = as_integer("max_pending_tokens", max_pending_tokens, 1, 2**48, ConfigError)
         self._live: dict[str, Channel] = {}
         self._delivery = Delivery(self._abandon)
         self._thread = EngineThread(engine.steps, self._deliver, self._end)
