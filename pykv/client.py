@@ -17,7 +17,15 @@ from grpclib.health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from pykv.engine.histogram import HistogramCounts
 from pykv.engine.outputs import OutputDelta
 from pykv.errors import ConfigError, InvalidRequestError
-from pykv.field_checks import as_number, refuse
+from pykv.field_checks import (
+    as_bytes,
+    as_integer,
+    as_number_in,
+    as_text,
+    instance_of,
+    optional,
+    refuse,
+)
 from pykv.retention import Retention
 from pykv.sampling import SamplingParams
 from pykv.service.client.channel import PatientChannel
@@ -27,6 +35,7 @@ from pykv.service.messages import HISTOGRAMS
 from pykv.service.protocol import engine_pb2 as pb
 from pykv.service.servable import cardinality_of, path_of
 from pykv.service.served import ModelDescription
+from pykv.token_array import as_token_array
 
 __all__ = ["Client", "ServiceError", "tls_context"]
 
@@ -59,7 +68,8 @@ class Client:
             ServiceError, status UNAVAILABLE, and the next call makes a new connection.
 
     Raises:
-        ConfigError: the address is none, the token is no printable ASCII, or a number of seconds is none above 0.
+        ConfigError: the address is none, the token is no printable ASCII, `tls` is no context, or a number of seconds is
+            none above 0.
     """
 
     def __init__(
@@ -74,11 +84,9 @@ class Client:
         self._host, self._port = _split(address)
         self._address = address
         self._metadata = {} if token is None else {"authorization": f"Bearer {_checked(token)}"}
-        self._tls = tls
-        self._keepalive_seconds = (
-            None if keepalive_seconds is None else _seconds("keepalive_seconds", keepalive_seconds)
-        )
-        self._keepalive_timeout_seconds = _seconds("keepalive_timeout_seconds", keepalive_timeout_seconds)
+        self._tls = optional(instance_of, "tls", tls, ssl.SSLContext, ConfigError)
+        self._keepalive_seconds = optional(_as_seconds, "keepalive_seconds", keepalive_seconds)
+        self._keepalive_timeout_seconds = _as_seconds("keepalive_timeout_seconds", keepalive_timeout_seconds)
         self._channel: PatientChannel | None = None
 
     async def __aenter__(self) -> Self:
@@ -111,16 +119,17 @@ class Client:
         raised by the first step.
 
         Args:
+            request_id: for `abort`; empty = the server draws one.
+            cache_salt: requests of different salts share no cached blocks.
             retention: how long the request's blocks matter, such as `Retention(session_id="chat 7")`.
+            timeout_seconds: after which the call fails with TimeoutError; None = never.
+
+        Raises:
+            InvalidRequestError: an argument is not of its type; nothing was sent.
         """
-        request = pb.GenerateRequest(
-            request_id=request_id,
-            sampling=sampling_message(params or SamplingParams()),
-            cache_salt=cache_salt,
-            retention=retention_message(retention),
-        )
+        request = pb.GenerateRequest(**_asked(params, request_id, cache_salt, retention))
         _set_prompt(request, prompt)
-        return self._stream("Generate", request, timeout_seconds)
+        return self._stream("Generate", request, _checked_timeout(timeout_seconds))
 
     def chat(
         self,
@@ -133,23 +142,20 @@ class Client:
         timeout_seconds: float | None = None,
     ) -> AsyncGenerator[OutputDelta, None]:
         """Streams the answer to a conversation, mappings with `role` and `content`; else as `generate`."""
-        request = pb.ChatRequest(
-            request_id=request_id,
-            sampling=sampling_message(params or SamplingParams()),
-            cache_salt=cache_salt,
-            retention=retention_message(retention),
-        )
-        request.messages.extend(pb.ChatMessage(**message) for message in messages)
-        return self._stream("Chat", request, timeout_seconds)
+        request = pb.ChatRequest(**_asked(params, request_id, cache_salt, retention))
+        request.messages.extend(_messages(messages))
+        return self._stream("Chat", request, _checked_timeout(timeout_seconds))
 
     async def abort(self, request_id: str) -> bool:
         """Ends a running request by its name; False where no live request bears it."""
-        reply = await self._ask("Abort", pb.AbortRequest(request_id=request_id), pb.AbortResponse)
+        reply = await self._ask(
+            "Abort", pb.AbortRequest(request_id=_as_wire_text("request_id", request_id)), pb.AbortResponse
+        )
         return reply.aborted
 
     async def end_session(self, session_id: str) -> bool:
         """Says that a session has no further turn; False where none of this name is live."""
-        request = pb.EndSessionRequest(session_id=session_id)
+        request = pb.EndSessionRequest(session_id=_as_wire_text("session_id", session_id))
         return (await self._ask("EndSession", request, pb.EndSessionResponse)).ended
 
     async def kv_events(self, next_sequence_number: int = 0) -> AsyncGenerator[pb.KvEventBatch, None]:
@@ -158,7 +164,8 @@ class Client:
         Args:
             next_sequence_number: of the batch that is expected; where that comes next there is no snapshot.
         """
-        request = pb.SubscribeKvEventsRequest(next_sequence_number=next_sequence_number)
+        number = as_integer("next_sequence_number", next_sequence_number, 0, 2**63 - 1)
+        request = pb.SubscribeKvEventsRequest(next_sequence_number=number)
         stream: Stream[Any, pb.KvEventBatch] = self._open("SubscribeKvEvents", None)
         with raising_typed(stream, self._address):
             async with stream:
@@ -190,6 +197,7 @@ class Client:
 
     async def health(self, service: str = ENGINE.full_name) -> str:
         """SERVING or NOT_SERVING: of the model's service, or, where `service` is empty, of the process."""
+        request = HealthCheckRequest(service=_as_wire_text("service", service))
         stream: Stream[Any, HealthCheckResponse] = self._connect().request(
             HEALTH_CHECK,
             Cardinality.UNARY_UNARY,
@@ -197,7 +205,7 @@ class Client:
             HealthCheckResponse,
             metadata=self._metadata,
         )
-        reply = await self._exchange(stream, HealthCheckRequest(service=service))
+        reply = await self._exchange(stream, request)
         return HealthCheckResponse.ServingStatus.Name(reply.status)
 
     async def _ask(self, method: str, request: Message, reply_type: type[Reply]) -> Reply:
@@ -253,15 +261,55 @@ class Client:
         return self._channel
 
 
+def _asked(
+    params: SamplingParams | None, request_id: str, cache_salt: bytes, retention: Retention | None
+) -> dict[str, Any]:
+    """The fields that all requests for tokens have."""
+    sampling = SamplingParams() if params is None else params
+    optional(instance_of, "retention", retention, Retention, InvalidRequestError)
+    return {
+        "request_id": _as_wire_text("request_id", request_id),
+        "sampling": sampling_message(instance_of("params", sampling, SamplingParams, InvalidRequestError)),
+        "cache_salt": as_bytes("cache_salt", cache_salt),
+        "retention": retention_message(retention),
+    }
+
+
+def _checked_timeout(seconds: float | None) -> float | None:
+    if seconds is None:
+        return None
+    return as_number_in("timeout_seconds", seconds, 0.0, math.inf, below_high=True)
+
+
+def _as_wire_text(field: str, value: object) -> str:
+    """Returns a text that UTF-8 has bytes for."""
+    text = as_text(field, value)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        refuse(field, value, "Unicode text")
+    return text
+
+
+def _messages(messages: object) -> list[pb.ChatMessage]:
+    """The messages of a conversation; which roles there are the server knows."""
+    if not isinstance(messages, Sequence) or isinstance(messages, (str, bytes)):
+        refuse("messages", messages, "a sequence of messages, each with role and content")
+    return [_message(message) for message in messages]
+
+
+def _message(message: object) -> pb.ChatMessage:
+    if not isinstance(message, Mapping) or set(message) != {"role", "content"}:
+        refuse("messages", message, "messages that are mappings with role and content alone")
+    return pb.ChatMessage(**{name: _as_wire_text("messages", text) for name, text in message.items()})
+
+
 def _set_prompt(request: pb.GenerateRequest, prompt: str | Sequence[int]) -> None:
     if isinstance(prompt, str):
-        request.text = prompt
+        request.text = _as_wire_text("prompt", prompt)
         return
     request.token_ids.SetInParent()
-    try:
-        request.token_ids.ids.extend(prompt)
-    except (TypeError, ValueError) as error:
-        raise InvalidRequestError(f"prompt holds what is no token id: {error}", "prompt") from error
+    request.token_ids.ids.extend(as_token_array(prompt, "prompt").tolist())
 
 
 def tls_context(
@@ -284,26 +332,25 @@ def tls_context(
             context.load_cert_chain(certificate, key)
     except OSError as error:  # ssl.SSLError is one
         reason = getattr(error, "reason", None) or error.strerror
-        raise ConfigError(f"the TLS files cannot be used: {reason}; allowed: PEM files") from error
+        raise ConfigError(f"the TLS files cannot be used: {reason}: allowed are PEM files") from error
     context.set_alpn_protocols(["h2"])
     return context
 
 
 def _checked(token: str) -> str:
+    as_text("token", token, ConfigError)
     if not (token and token.isascii() and token.isprintable() and " " not in token):
-        raise ConfigError("the token is empty or holds what no token may hold; allowed: printable ASCII")
+        raise ConfigError("token is empty or holds what no token may hold: allowed is printable ASCII")
     return token
 
 
-def _seconds(name: str, value: float) -> float:
-    seconds = as_number(name, value, ConfigError)
-    if not (math.isfinite(seconds) and seconds > 0):
-        refuse(name, value, "a finite number above 0", ConfigError)
-    return seconds
+def _as_seconds(field: str, value: object) -> float:
+    return as_number_in(field, value, 0.0, math.inf, ConfigError, above_low=True, below_high=True)
 
 
 def _split(address: str) -> tuple[str, int]:
+    as_text("address", address, ConfigError)
     host, colon, port = address.rpartition(":")
     if not (host and colon and port.isascii() and port.isdigit() and int(port) < 2**16):
-        raise ConfigError(f"address is {address!r}; allowed: HOST:PORT, such as {DEFAULT_ADDRESS}")
+        refuse("address", address, f"HOST:PORT, such as {DEFAULT_ADDRESS}", ConfigError)
     return host.removeprefix("[").removesuffix("]"), int(port)

@@ -1,30 +1,40 @@
-"""Checks of single fields at the Python face of the core: their types, and what the compiled core can take.
+"""Checks of single fields at the Python face: each returns the value in its plain type, or refuses it.
 
-What a value means is checked by the core. An error names the field, the value and what is allowed, and comes before
-anything was changed.
+An error names the field, the value and what is allowed, and comes before anything was changed. Numbers of numpy are
+taken wherever Python's are, and a bool is no number.
 """
 
 from __future__ import annotations
 
+import math
 import numbers
 import os
-from typing import NoReturn, TypeVar
+from collections.abc import Callable
+from typing import Any, NoReturn, TypeGuard, TypeVar
 
 from pykv.errors import ConfigError, InvalidRequestError, PykvError, RecordingError, StepError
 
 __all__ = [
     "as_boolean",
     "as_bytes",
+    "as_callable",
     "as_integer",
     "as_number",
+    "as_number_in",
     "as_path",
+    "as_text",
     "instance_of",
+    "is_integer",
     "one_of",
+    "optional",
+    "refusal",
     "refuse",
     "shown",
 ]
 
 _Instance = TypeVar("_Instance")
+_Callable = TypeVar("_Callable", bound=Callable[..., Any])
+_Error = TypeVar("_Error", bound=PykvError)
 
 _LONGEST_SHOWN = 120
 
@@ -38,10 +48,25 @@ def shown(value: object) -> str:
     return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}..."
 
 
-def refuse(field: str, value: object, allowed: str, error: type[PykvError] = InvalidRequestError) -> NoReturn:
-    """Raises an error of this class, with the field as its attribute where it has one."""
+def refusal(field: str, value: object, allowed: str, error: type[_Error]) -> _Error:
+    """Returns an error of this class, with the field as its attribute where it has one."""
     message = f"{field} is {shown(value)}: allowed is {allowed}"
-    raise error(message, field) if issubclass(error, InvalidRequestError) else error(message)
+    return error(message, field) if issubclass(error, InvalidRequestError) else error(message)
+
+
+def refuse(field: str, value: object, allowed: str, error: type[PykvError] = InvalidRequestError) -> NoReturn:
+    """Raises what `refusal` returns."""
+    raise refusal(field, value, allowed, error)
+
+
+def optional(check: Callable[..., _Instance], field: str, value: object, *arguments: Any) -> _Instance | None:
+    """Returns None as it is, and any other value as `check(field, value, *arguments)` does."""
+    return None if value is None else check(field, value, *arguments)
+
+
+def is_integer(value: object) -> TypeGuard[int]:
+    """Whether it is an integer, numpy's included. A bool is none."""
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
 
 
 def as_integer(
@@ -50,7 +75,7 @@ def as_integer(
     """Returns an integer, numpy's included, from `low` to `high`. A bool is none."""
     if type(value) is int and low <= value <= high:
         return value
-    if isinstance(value, numbers.Integral) and not isinstance(value, bool) and low <= int(value) <= high:
+    if is_integer(value) and low <= int(value) <= high:
         return int(value)
     refuse(field, value, f"an integer from {low} to {high}", error)
 
@@ -67,11 +92,67 @@ def as_number(field: str, value: object, error: type[PykvError] = InvalidRequest
     refuse(field, value, "a number", error)
 
 
+def as_number_in(
+    field: str,
+    value: object,
+    low: float,
+    high: float,
+    error: type[PykvError] = InvalidRequestError,
+    *,
+    above_low: bool = False,
+    below_high: bool = False,
+) -> float:
+    """Returns a real number, numpy's included, from `low` to `high`, as a float. NaN and a bool are none.
+
+    Args:
+        above_low, below_high: whether the end itself is not allowed. Below an infinite end are all finite numbers.
+    """
+    number = value if type(value) is float else _real(value)
+    is_above = number > low if above_low else number >= low
+    if is_above and (number < high if below_high else number <= high):
+        return number
+    refuse(field, value, _range(low, high, above_low, below_high), error)
+
+
+def _real(value: object) -> float:
+    """A real number as a float: NaN where it is none, or passes all floats."""
+    if not isinstance(value, numbers.Real) or isinstance(value, bool):
+        return math.nan
+    try:
+        return float(value)
+    except OverflowError:
+        return math.nan
+
+
+def _range(low: float, high: float, above_low: bool, below_high: bool) -> str:
+    """What is allowed, in words."""
+    begin = f"{'above' if above_low else 'of at least'} {low:g}"
+    if math.isinf(high):
+        return f"a finite number {begin}"
+    if not above_low and not below_high:
+        return f"a number from {low:g} to {high:g}"
+    return f"a number {begin} and {'below' if below_high else 'at most'} {high:g}"
+
+
 def as_boolean(field: str, value: object, error: type[PykvError] = InvalidRequestError) -> bool:
     """Returns a bool; no other value counts as true or false."""
     if value is True or value is False:
         return value
     refuse(field, value, "True or False", error)
+
+
+def as_text(field: str, value: object, error: type[PykvError] = InvalidRequestError) -> str:
+    """Returns a text, which may be empty."""
+    if isinstance(value, str):
+        return value
+    refuse(field, value, "a text", error)
+
+
+def as_callable(field: str, value: _Callable, error: type[PykvError] = InvalidRequestError) -> _Callable:
+    """Returns what can be called."""
+    if callable(value):
+        return value
+    refuse(field, value, "what can be called", error)
 
 
 def as_bytes(field: str, value: object) -> bytes:
@@ -81,11 +162,11 @@ def as_bytes(field: str, value: object) -> bytes:
     refuse(field, value, "bytes")
 
 
-def one_of(field: str, value: object, choices: tuple[str, ...]) -> str:
+def one_of(field: str, value: object, choices: tuple[str, ...], error: type[PykvError] = ConfigError) -> str:
     """Returns one of the names."""
     if isinstance(value, str) and value in choices:
         return value
-    refuse(field, value, f"one of {', '.join(choices)}", ConfigError)
+    refuse(field, value, f"one of {', '.join(choices)}", error)
 
 
 def instance_of(
@@ -94,7 +175,8 @@ def instance_of(
     """Returns an object of this class."""
     if isinstance(value, kind):
         return value
-    refuse(field, value, f"a {kind.__name__}", error)
+    article = "an" if kind.__name__[0] in "AEIOU" else "a"
+    refuse(field, value, f"{article} {kind.__name__}", error)
 
 
 def _is_encodable(path: str) -> bool:

@@ -25,6 +25,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 from pykv.errors import ConfigError
+from pykv.field_checks import as_number_in, refuse, shown
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -109,11 +110,13 @@ class DtypeFormat(KvFormat):
                 name for name, known in _formats.items() if getattr(known, "is_scaled", False)
             )
             raise ConfigError(
-                f"kv_scales is ({key}, {value}), but the format {self.name!r} has none; allowed with: {allowed}"
+                f"kv_scales is {shown((key, value))}, but the format {self.name!r} has none: allowed with {allowed}"
             )
-        if not all(math.isfinite(scale) and scale > 0 for scale in (key, value)):
-            raise ConfigError(f"kv_scales is ({key}, {value}); allowed: two finite numbers above 0")
-        return replace(self, tensor_scales=(float(key), float(value)))
+        of_keys, of_values = (
+            as_number_in("kv_scales", scale, 0.0, math.inf, ConfigError, above_low=True, below_high=True)
+            for scale in (key, value)
+        )
+        return replace(self, tensor_scales=(of_keys, of_values))
 
 
 class CodecFormat(KvFormat):
@@ -162,12 +165,13 @@ def kv_format_names() -> tuple[str, ...]:
     return tuple(_formats)
 
 
-def kv_format_of(of: str | ElementType | KvFormat) -> KvFormat:
+def kv_format_of(of: str | ElementType | KvFormat, field: str = "kv_dtype") -> KvFormat:
     """The format of this name.
 
     Args:
         of: the name of a format or of a dtype; a format itself; or a dtype object, which stands for its numbers without
             scales.
+        field: the name that an error gives it.
 
     Raises:
         ConfigError: no format has this name.
@@ -176,12 +180,12 @@ def kv_format_of(of: str | ElementType | KvFormat) -> KvFormat:
         return of
     if not isinstance(of, str):
         if isinstance(of, type) or type(getattr(of, "itemsize", None)) is not int:
-            raise ConfigError(f"kv_dtype is {of!r}; allowed: a KvFormat, the name of one, or a dtype")
+            refuse(field, of, "a KvFormat, the name of one, or a dtype", ConfigError)
         dtype_name = str(of).removeprefix("torch.")
         return DtypeFormat(_DTYPE_NAMES.get(dtype_name, dtype_name), dtype_name, of.itemsize)
     found = _formats.get(_DTYPE_NAMES.get(of, of))
     if found is None:
-        raise ConfigError(f"kv_dtype is {of!r}; allowed are {', '.join((*_formats, *_DTYPE_NAMES))}")
+        refuse(field, of, f"one of {', '.join((*_formats, *_DTYPE_NAMES))}", ConfigError)
     return found
 
 
@@ -199,7 +203,7 @@ def checked_row_bytes(of: KvFormat, head_dim: int) -> int:
         raise ConfigError(f"the KV format {of.name!r} fails in row_bytes({head_dim}): {error!r}") from error
     if type(found) is not int or found < 1:
         raise ConfigError(
-            f"the KV format {of.name!r} gives {found!r} as row_bytes({head_dim}); allowed: a whole number above 0"
+            f"the KV format {of.name!r} gives {shown(found)} as row_bytes({head_dim}): allowed is an integer above 0"
         )
     return found
 
@@ -214,10 +218,10 @@ def register_kv_format(added: KvFormat) -> None:
         is_class = isinstance(added, type) and issubclass(added, KvFormat)
         hint = f", as in {added.__name__}()" if is_class else ""
         raise ConfigError(
-            f"the KV format is {added!r}; allowed: an object of a class derived from KvFormat{hint}"
+            f"the KV format is {shown(added)}: allowed is an object of a class derived from KvFormat{hint}"
         )
     name = getattr(added, "name", None)
     if not isinstance(name, str) or not name.strip() or name in (*_formats, *_DTYPE_NAMES, "auto"):
-        raise ConfigError(f"the KV format's name is {name!r}; allowed is one that is not taken")
+        refuse("the KV format's name", name, "one that is not taken", ConfigError)
     checked_row_bytes(added, USUAL_HEAD_DIM)
     _formats[name] = added

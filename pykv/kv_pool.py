@@ -10,16 +10,21 @@ from torch import Tensor
 from pykv.attention import KvScales, copy_blocks
 from pykv.attention.layer_cache import LayerCache
 from pykv.attention.transfer import transfer_blocks
-from pykv.errors import ConfigError
-from pykv.host_memory import anonymous_memory, available_bytes
+from pykv.errors import ConfigError, InvalidRequestError
+from pykv.field_checks import as_boolean, as_integer, instance_of, refuse
+from pykv.host_memory import anonymous_memory
 from pykv.kv_format import BF16, CodecFormat, DtypeFormat, KvFormat, checked_row_bytes, kv_format_of
 from pykv.layer_groups import LayerGroups
 from pykv.layout import CacheType, KvLayer, KvLayout
+from pykv.torch_device import as_device, check_pinnable, free_bytes
 
 __all__ = ["CACHE_DTYPES", "KvPool"]
 
 CACHE_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 """What a cache without scales can hold, and what weights can be."""
+
+MOST_BLOCKS = 2**40
+MOST_BLOCK_SIZE = 65_536
 
 
 class KvPool:
@@ -69,21 +74,23 @@ class KvPool:
             is_pinned: whether a GPU shall reach it, for a pool in host memory.
 
         Raises:
-            ConfigError: a number is below 1, the format is unknown or none that a cache can have, its rows are not what
-                it says, or the device has fewer bytes left than the pool needs; nothing was allocated.
+            ConfigError: an argument is not of its type or out of its range, the groups are of another layout, the
+                format is unknown or none that a cache can have, its rows are not what it says, the device is not there,
+                or has fewer bytes left than the pool needs; nothing was allocated.
         """
-        _check_counts(num_blocks, block_size)
-        self.layout = layout
-        self.groups = LayerGroups.together(layout) if groups is None else groups
-        self.num_blocks = num_blocks
-        self.block_size = block_size
-        self.format = kv_format_of(format)
+        self.layout = instance_of("layout", layout, KvLayout, ConfigError)
+        self.groups = _checked_groups(groups, layout)
+        self.num_blocks = as_integer("num_blocks", num_blocks, 1, MOST_BLOCKS, ConfigError)
+        self.block_size = as_integer("block_size", block_size, 1, MOST_BLOCK_SIZE, ConfigError)
+        self.format = kv_format_of(format, "format")
         self.dtype = _checked_dtype(self.format)
         _check_rows(self.format, layout)
         _check_latents(self.format, layout)
-        self.device = torch.device(device)
-        self.nbytes = num_blocks * self.groups.block_bytes(layout, block_size, self.format)
-        self._is_pinned = is_pinned
+        self.device = as_device("device", device)
+        self._is_pinned = as_boolean("is_pinned", is_pinned, ConfigError)
+        if is_pinned:
+            check_pinnable("is_pinned", self.device)
+        self.nbytes = self.num_blocks * self.groups.block_bytes(layout, self.block_size, self.format)
         self._check_memory()
         self.key_caches, self.value_caches = self._allocate()
         self.kv_scales = self._allocate_scales()
@@ -112,12 +119,11 @@ class KvPool:
             backend: as in `pykv.copy_blocks`.
 
         Raises:
-            ValueError: the pools are not alike, or, on a CPU, a block is out of range; nothing was copied.
+            InvalidRequestError: `target` is no pool, or none that is alike; nothing was copied.
+            TypeError, ValueError: `pairs` is not as above, or, on a CPU, a block is out of range; nothing was copied.
         """
-        if self._kind != target._kind:
-            raise ValueError(
-                "target must have the layout, groups, block size and format of the pool that is copied"
-            )
+        if self._kind != instance_of("target", target, KvPool, InvalidRequestError)._kind:
+            refuse("target", target, "a pool of the layout, groups, block size and format of this one")
         transfer_blocks(self._own_layers(), target._own_layers(), pairs, backend=backend)
 
     @property
@@ -144,12 +150,12 @@ class KvPool:
 
     def _check_memory(self) -> None:
         """Fails before anything is allocated: a process that is killed later cannot say why."""
-        available = _available_bytes(self.device)
+        available = free_bytes(self.device)
         if available is not None and self.nbytes > available:
             fitting = available // (self.nbytes // self.num_blocks)
             raise ConfigError(
-                f"num_blocks is {self.num_blocks}: the KV pool needs {self.nbytes} bytes, but {available} "
-                f"bytes of {self.device.type} memory are available; at most {fitting} blocks fit"
+                f"num_blocks is {self.num_blocks}: the KV pool needs {self.nbytes} bytes, but {available} bytes of "
+                f"{self.device.type} memory are available; at most {fitting} blocks of {self.block_size} tokens fit"
             )
 
     def _allocate(self) -> tuple[list[Tensor], list[Tensor]]:
@@ -228,7 +234,7 @@ def _checked_dtype(format: KvFormat) -> torch.dtype:
     if dtype is None or (dtype not in CACHE_DTYPES and not format.is_scaled):
         allowed = ", ".join(map(str, CACHE_DTYPES))
         raise ConfigError(
-            f"format of the KV pool is {format.dtype_name}; allowed are {allowed} and the formats by name"
+            f"format of the KV pool is {format.dtype_name}: allowed are {allowed} and the formats by name"
         )
     return dtype
 
@@ -236,9 +242,9 @@ def _checked_dtype(format: KvFormat) -> torch.dtype:
 def _check_latents(form: KvFormat, layout: KvLayout) -> None:
     has_latents = any(layer.head_dim_v == 0 for layer in layout.layers)
     if has_latents and isinstance(form, DtypeFormat) and form.has_row_scales:
-        allowed = "the dtypes of plain numbers, scales that are given, and formats that encode rows"
         raise ConfigError(
-            f"format of the KV pool is {form.name} with a scale for each key and value; allowed for latents: {allowed}"
+            f"format of the KV pool is {form.name} with a scale for each key and value: allowed for latents are plain "
+            "dtypes, scales that are given, and formats that encode rows"
         )
 
 
@@ -264,18 +270,14 @@ def _coded(method: str, form: CodecFormat, of: Tensor, dtype: torch.dtype, width
     if not isinstance(found, Tensor) or tuple(found.shape) != shape or found.dtype is not dtype:
         got = f"{found.dtype} {tuple(found.shape)}" if isinstance(found, Tensor) else repr(found)
         raise ConfigError(
-            f"the KV format {form.name!r} returns {got} from {method} of {tuple(of.shape)}; allowed: {dtype} {shape}"
+            f"the KV format {form.name!r} returns {got} from {method} of {tuple(of.shape)}: allowed is {dtype} {shape}"
         )
     return found
 
 
-def _available_bytes(device: torch.device) -> int | None:
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    return available_bytes() if device.type == "cpu" else None
-
-
-def _check_counts(num_blocks: int, block_size: int) -> None:
-    for name, value in (("num_blocks", num_blocks), ("block_size", block_size)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ConfigError(f"{name} is {value!r}; a whole number of 1 or more is needed")
+def _checked_groups(groups: LayerGroups | None, layout: KvLayout) -> LayerGroups:
+    if groups is None:
+        return LayerGroups.together(layout)
+    if len(instance_of("groups", groups, LayerGroups, ConfigError).storage_of) != layout.num_layers:
+        refuse("groups", groups, f"groups of the layout's {layout.num_layers} layers", ConfigError)
+    return groups

@@ -7,6 +7,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from pykv.errors import ConfigError
+from pykv.field_checks import as_integer, one_of, refuse
 from pykv.layout import CacheType, KvLayer, KvLayout
 
 __all__ = ["LayerGroups", "StateGroup", "StateTensor"]
@@ -14,6 +15,7 @@ __all__ = ["LayerGroups", "StateGroup", "StateTensor"]
 MAX_PADDING = 0.05
 """The share of a block that may stand empty so that a model has fewer groups."""
 MAX_GROUPS = 64
+LARGEST_SIZE = 2**30
 STATE_DTYPES = {"float32": 4, "bfloat16": 2, "float16": 2}
 """Dtypes of states, by their names in torch, and the bytes of an element."""
 
@@ -82,14 +84,11 @@ class StateTensor:
     dtype: str = "float32"
 
     def __post_init__(self) -> None:
-        if not self.shape or any(
-            isinstance(size, bool) or not isinstance(size, int) or size < 1 for size in self.shape
-        ):
-            raise ConfigError(
-                f"shape of a state is {self.shape!r}: allowed is at least one size of 1 or more"
-            )
-        if self.dtype not in STATE_DTYPES:
-            raise ConfigError(f"dtype of a state is {self.dtype!r}: allowed are {', '.join(STATE_DTYPES)}")
+        if not isinstance(self.shape, tuple) or not self.shape:
+            refuse("shape of a state", self.shape, "a tuple of one size or more", ConfigError)
+        sizes = (as_integer("shape of a state", size, 1, LARGEST_SIZE, ConfigError) for size in self.shape)
+        object.__setattr__(self, "shape", tuple(sizes))
+        one_of("dtype of a state", self.dtype, tuple(STATE_DTYPES))
 
     @property
     def nbytes(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pykv.errors import ConfigError
+from pykv.field_checks import shown
 from pykv.kv_format import ElementType
 from pykv.kv_layer import CacheType, Config, KvLayer, Storage
 from pykv.models.kv_fields import read_layers
@@ -38,7 +39,7 @@ class KvLayout:
                 field that the formula needs is missing.
         """
         if storage not in ("expanded", "latent"):
-            raise ConfigError(f"storage is {storage!r}; allowed are 'expanded' and 'latent'")
+            raise ConfigError(f"storage is {shown(storage)}: allowed are 'expanded' and 'latent'")
         return cls(read_layers(config, storage), storage)
 
     @property

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-import numbers
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pykv.errors import InvalidRequestError
-from pykv.field_checks import refuse, shown
+from pykv.field_checks import as_integer, as_number_in, optional, refuse
 
 __all__ = ["Pin", "Retention", "checked_media", "session_bytes"]
+
+_LARGEST_OFFSET = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,41 +51,34 @@ class Retention:
     priority: int = 0
 
     def __post_init__(self) -> None:
-        if self.session_id is not None and (
-            not isinstance(self.session_id, (bytes, str)) or not self.session_id
-        ):
-            self._refuse("session_id", "bytes or text that is not empty")
+        if self.session_id is not None:
+            _check_session("session_id", self.session_id)
         for field in ("ttl_seconds", "next_turn_seconds"):
-            if not _is_duration(getattr(self, field)):
-                self._refuse(field, "a finite number of at least 0")
+            object.__setattr__(self, field, optional(_as_duration, field, getattr(self, field)))
         if self.next_turn_seconds is not None and self.session_id is None:
-            self._refuse("next_turn_seconds", "None, or a number together with session_id")
-        if (
-            isinstance(self.priority, bool)
-            or not isinstance(self.priority, int)
-            or not -2 <= self.priority <= 2
-        ):
-            self._refuse("priority", "an integer from -2 to 2")
-
-    def _refuse(self, field: str, allowed: str) -> None:
-        raise InvalidRequestError(f"{field} is {getattr(self, field)!r}; allowed: {allowed}", field)
+            refuse("next_turn_seconds", self.next_turn_seconds, "None, or a number together with session_id")
+        object.__setattr__(self, "priority", as_integer("priority", self.priority, -2, 2))
 
 
-def _is_duration(value: object) -> bool:
-    if value is None:
-        return True
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return is_number and math.isfinite(value) and value >= 0  # type: ignore[arg-type, operator]
+def _as_duration(field: str, value: object) -> float:
+    return as_number_in(field, value, 0.0, math.inf, below_high=True)
 
 
-def session_bytes(session: bytes | str) -> bytes:
+def _check_session(field: str, session: object) -> None:
+    if not isinstance(session, (bytes, str)) or not session:
+        refuse(field, session, "bytes or text that is not empty")
+
+
+def session_bytes(session: bytes | str, field: str = "session") -> bytes:
     """Returns a session's id as bytes.
+
+    Args:
+        field: the name that an error gives it.
 
     Raises:
         InvalidRequestError: it is empty, or neither bytes nor text.
     """
-    if not isinstance(session, (bytes, str)) or not session:
-        refuse("session", session, "bytes or text that is not empty")
+    _check_session(field, session)
     return session.encode("utf-8", "surrogatepass") if isinstance(session, str) else session
 
 
@@ -98,17 +91,10 @@ def checked_media(media: Sequence[tuple[int, bytes]]) -> list[tuple[int, bytes]]
     if isinstance(media, (str, bytes)) or not isinstance(media, Sequence):
         refuse("media", media, "a sequence of pairs of an offset and the bytes of a hash")
     checked = []
-    for place, entry in enumerate(media):
+    for entry in media:
         match entry:
-            case (offset, bytes(medium)) if _is_offset(offset):
-                checked.append((int(offset), medium))
+            case (offset, bytes(medium)):
+                checked.append((as_integer("media", offset, 0, _LARGEST_OFFSET), medium))
             case _:
-                raise InvalidRequestError(
-                    f"media is {shown(entry)} at place {place}: allowed are pairs of an offset and the bytes of a hash",
-                    "media",
-                )
+                refuse("media", entry, "pairs of an offset and the bytes of a hash")
     return checked
-
-
-def _is_offset(value: object) -> bool:
-    return isinstance(value, numbers.Integral) and not isinstance(value, bool) and 0 <= int(value) < 2**31

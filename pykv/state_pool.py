@@ -5,10 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pykv.errors import ConfigError
+from pykv.errors import ConfigError, InvalidRequestError
+from pykv.field_checks import as_integer, instance_of
 from pykv.layer_groups import StateGroup, StateTensor
+from pykv.torch_device import as_device
 
 __all__ = ["StatePool"]
+
+MOST_SLOTS = 2**24
 
 
 class StatePool:
@@ -28,13 +32,12 @@ class StatePool:
         """Allocates the pool, all zeros.
 
         Raises:
-            ConfigError: there are fewer than 2 slots.
+            ConfigError: there are fewer than 2 slots, another argument is not of its type, or the machine has no such
+                device; nothing was allocated.
         """
-        if isinstance(num_slots, bool) or not isinstance(num_slots, int) or num_slots < 2:
-            raise ConfigError(f"num_slots is {num_slots!r}: allowed is a whole number of 2 or more")
-        self.group = group
-        self.num_slots = num_slots
-        self.device = torch.device(device)
+        self.group = instance_of("group", group, StateGroup, ConfigError)
+        self.num_slots = as_integer("num_slots", num_slots, 2, MOST_SLOTS, ConfigError)
+        self.device = as_device("device", device)
         self.nbytes = num_slots * group.slot_bytes
         self.states = tuple(tuple(map(self._allocate, layer)) for layer in group.layers)
 
@@ -45,16 +48,27 @@ class StatePool:
             pairs: int64 [num_pairs, 2] on the pool's device, (source slot, target slot).
 
         Raises:
-            ValueError: `pairs` has another shape or dtype; nothing was copied.
+            InvalidRequestError: `pairs` is no tensor, has another shape, dtype or device, or, on a CPU, names a slot
+                that is not there; nothing was copied.
         """
-        if pairs.dtype is not torch.int64 or pairs.ndim != 2 or pairs.shape[1] != 2:
-            raise ValueError(f"pairs is {pairs.dtype} {list(pairs.shape)}: needed is int64 [num_pairs, 2]")
+        self._check_pairs(instance_of("pairs", pairs, Tensor, InvalidRequestError))
         if pairs.shape[0] == 0:
             return
         sources, targets = pairs.unbind(1)
         for layer in self.states:
             for state in layer:
                 state.index_copy_(0, targets, state.index_select(0, sources))
+
+    def _check_pairs(self, pairs: Tensor) -> None:
+        wanted = f"a tensor of int64 [num_pairs, 2] on {self.device}"
+        if pairs.dtype is not torch.int64 or pairs.ndim != 2 or pairs.shape[1] != 2:
+            dtype = str(pairs.dtype).removeprefix("torch.")
+            raise InvalidRequestError(f"pairs is {dtype} {list(pairs.shape)}: allowed is {wanted}", "pairs")
+        if pairs.device.type != self.device.type:
+            raise InvalidRequestError(f"pairs is on {pairs.device}: allowed is {wanted}", "pairs")
+        if self.device.type == "cpu" and pairs.numel():  # elsewhere looking would wait for the device
+            for slot in (int(pairs.min()), int(pairs.max())):
+                as_integer("pairs", slot, 0, self.num_slots - 1)
 
     def _allocate(self, tensor: StateTensor) -> Tensor:
         dtype: torch.dtype = getattr(torch, tensor.dtype)

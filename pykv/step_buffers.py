@@ -87,7 +87,6 @@ class StepBuffers:
         page_lists: bool = False,
         arrays: Mapping[str, object] | None = None,
     ) -> None:
-        # Imported here: that module imports this one.
         layout = _layout(instance_of("config", config, SchedulerConfig))
         if not isinstance(arrays, (Mapping, NoneType)):
             refuse("arrays", arrays, "a mapping of arrays by attribute", StepError)

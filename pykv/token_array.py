@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pykv.errors import InvalidRequestError
+from pykv.field_checks import refuse
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["as_token_array"]
+__all__ = ["as_token_array", "holds_bools"]
 
 _INT32_MAX = 2**31 - 1
 
@@ -40,12 +41,13 @@ def as_token_array(tokens: NDArray[np.int32] | Sequence[int], field: str) -> NDA
         array = np.asarray(tokens)
     except (TypeError, ValueError, RuntimeError, BufferError) as error:
         raise InvalidRequestError(f"{field} is no array: {error}", field) from error
+    if array.ndim == 0:
+        refuse(field, tokens, "a sequence of token ids")
     if array.ndim != 1:
         raise InvalidRequestError(f"{field} has {array.ndim} dimensions: allowed is one", field)
     if array.size == 0:
         raise InvalidRequestError(f"{field} is empty: allowed is at least one token", field)
-    # numpy takes a bool among integers for one of them.
-    has_bools = isinstance(tokens, (list, tuple)) and bool in set(map(type, tokens))
+    has_bools = holds_bools(tokens)
     if array.dtype.kind not in "iu" or has_bools:
         held = "bools" if has_bools else array.dtype
         raise InvalidRequestError(f"{field} holds {held}: allowed are integers", field)
@@ -56,3 +58,8 @@ def as_token_array(tokens: NDArray[np.int32] | Sequence[int], field: str) -> NDA
             f"{field} holds {wrong}: allowed are token ids from 0 to {_INT32_MAX}", field
         )
     return np.require(array, np.int32, ["C", "ALIGNED"])
+
+
+def holds_bools(tokens: object) -> bool:
+    """Whether a bool stands in a list, which numpy takes for an integer where others are."""
+    return isinstance(tokens, (list, tuple)) and bool in set(map(type, tokens))

@@ -82,7 +82,7 @@ def test_counts_below_one_are_refused(field: str, value: object) -> None:
 
 
 def test_a_dtype_that_no_backend_reads_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"int8; allowed are torch\.float32"):
+    with pytest.raises(ConfigError, match=r"int8: allowed are torch\.float32"):
         KvPool(LAYOUT, 2, format=torch.int8)
 
 
@@ -176,7 +176,7 @@ def test_a_foreign_format_keeps_its_rows_as_bytes(four_bits: CodecFormat) -> Non
 
 
 def test_a_taken_name_is_refused(four_bits: CodecFormat) -> None:
-    with pytest.raises(ConfigError, match="name is 'int4'; allowed is one that is not taken"):
+    with pytest.raises(ConfigError, match="name is 'int4': allowed is one that is not taken"):
         register_kv_format(four_bits)
 
 
@@ -225,7 +225,7 @@ def test_what_is_no_format_with_a_name_is_not_registered(added: Any) -> None:
 
 @pytest.mark.parametrize("no_format", [None, 3, Own, object(), float])
 def test_a_pool_of_no_format_is_refused(no_format: Any) -> None:
-    with pytest.raises(ConfigError, match=r"kv_dtype is .*; allowed: a KvFormat"):
+    with pytest.raises(ConfigError, match=r"format is .*: allowed is a KvFormat"):
         KvPool(LAYOUT, num_blocks=3, format=no_format)
 
 

@@ -1,6 +1,5 @@
 """The command `pykv chat`: a conversation with a served model, streamed into the terminal."""
 
-import argparse
 import asyncio
 import re
 import sys
@@ -10,6 +9,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from pykv.cli.connection import add_connection_options, client_of
+from pykv.cli.parser import Parser, integer, number
 from pykv.client import Client, ServiceError
 from pykv.engine.outputs import OutputDelta, Usage
 from pykv.errors import PykvError
@@ -22,6 +22,8 @@ HARMLESS = {code: None for code in (*range(32), *range(127, 160)) if chr(code) n
 """A model's control characters must not command the terminal."""
 SESSION_SECONDS = 3600.0
 """After so long without a question the server may take the conversation for over."""
+FAILED = ("abort", "error")
+"""How an answer ends that the server, and not its user, has given up."""
 COMMAND = re.compile(r"/[a-z]*")
 HELP = "/new begins anew, /quit ends; Ctrl-C stops an answer"
 
@@ -116,7 +118,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Talks until the end of the input.
 
     Returns:
-        0; 2 where no server answers.
+        0; 1 where an answer failed and nobody types, as in a pipe.
+
+    Raises:
+        PykvError: an option is not allowed, or no server answers.
     """
     options = _parser().parse_args(arguments)
     params = SamplingParams(
@@ -133,25 +138,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
             screen.note(f"{model.name}, up to {model.max_model_len} tokens. {HELP}.")
             conversation = Conversation(client, params, options.system)
             try:
-                _talk(runner, conversation, screen)
+                num_failed = _talk(runner, conversation, screen)
             finally:
                 _restart(runner, conversation, screen)
         finally:
             runner.run(client.aclose())
-    return 0
+    return int(num_failed > 0 and not sys.stdin.isatty())
 
 
-def _talk(runner: asyncio.Runner, conversation: Conversation, screen: Screen) -> None:
+def _talk(runner: asyncio.Runner, conversation: Conversation, screen: Screen) -> int:
+    """Answers until the end of the input; returns how many answers failed."""
+    num_failed = 0
     while (line := _read_line()) is not None:
         if line == "/quit":
-            return
+            break
         if line == "/new":
             _restart(runner, conversation, screen)
             screen.note("forgotten")
         elif COMMAND.fullmatch(line):
             screen.note(HELP if line == "/help" else f"{line} is no command: {HELP}")
-        elif line:
-            _answer(runner, conversation, line, screen)
+        elif line and not _answer(runner, conversation, line, screen):
+            num_failed += 1
+    return num_failed
 
 
 def _restart(runner: asyncio.Runner, conversation: Conversation, screen: Screen) -> None:
@@ -161,20 +169,24 @@ def _restart(runner: asyncio.Runner, conversation: Conversation, screen: Screen)
         screen.note(f"the server keeps the conversation for a while: {error}")
 
 
-def _answer(runner: asyncio.Runner, conversation: Conversation, question: str, screen: Screen) -> None:
+def _answer(runner: asyncio.Runner, conversation: Conversation, question: str, screen: Screen) -> bool:
+    """Shows the answer, or why there is none; returns whether it went well. Who stops it knows."""
     start = time.monotonic()
     try:
         last = runner.run(conversation.ask(question, screen))
     except KeyboardInterrupt:
         screen.show("\n")
         screen.note("stopped")
+        return True
     except (PykvError, TimeoutError) as error:
         screen.show("\n")
         screen.note(_failure(error))
-    else:
-        screen.show("\n")
-        if last is not None and last.usage is not None:
-            screen.note(_summary(last.usage, last.finish_reason, time.monotonic() - start))
+        return False
+    screen.show("\n")
+    if last is None or last.usage is None:
+        return False
+    screen.note(_summary(last.usage, last.finish_reason, time.monotonic() - start))
+    return last.finish_reason not in FAILED
 
 
 def _failure(error: Exception) -> str:
@@ -211,12 +223,14 @@ def _screen() -> Screen:
         return PlainScreen()
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="pykv chat", description="Talks with a served model.", epilog=HELP)
+def _parser() -> Parser:
+    parser = Parser(prog="pykv chat", description="Talks with a served model.", epilog=HELP)
     parser.add_argument("--system", default="", help="said to the model before everything")
-    parser.add_argument("--max-tokens", type=int, default=512, help="tokens an answer at most (%(default)s)")
-    parser.add_argument("--temperature", type=float, default=0.7, help="0 takes the likeliest (%(default)s)")
-    parser.add_argument("--top-p", type=float, default=0.95, help="share of likely tokens (%(default)s)")
-    parser.add_argument("--seed", type=int, help="makes answers repeatable")
+    parser.add_argument(
+        "--max-tokens", type=integer, default=512, help="tokens an answer at most (%(default)s)"
+    )
+    parser.add_argument("--temperature", type=number, default=0.7, help="0 takes the likeliest (%(default)s)")
+    parser.add_argument("--top-p", type=number, default=0.95, help="share of likely tokens (%(default)s)")
+    parser.add_argument("--seed", type=integer, help="makes answers repeatable")
     add_connection_options(parser)
     return parser

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from pykv.cli.parser import Parser, reader
 from pykv.errors import ConfigError
 from pykv.kv_format import kv_format_of
 from pykv.models import load_model
@@ -37,7 +37,7 @@ def main(arguments: Sequence[str]) -> int:
     token_ids = tokenizer(text)["input_ids"][: options.tokens]
     evaluation = Evaluation(token_ids, context)
     if not evaluation.pieces():
-        raise ConfigError(f"the text has {len(token_ids)} tokens; allowed: at least one piece of {context}")
+        raise ConfigError(f"the text has {len(token_ids)} tokens: allowed is at least one piece of {context}")
     results = []
     for quality in evaluate(
         model, evaluation, kv_dtypes, attention_backend=options.attention_backend, tell=_tell
@@ -71,8 +71,8 @@ def _tell(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def _parser() -> Parser:
+    parser = Parser(
         prog="pykv eval-cache",
         description="Perplexity and greedy agreement of a model over a text, for each format of its KV cache.",
     )
@@ -86,9 +86,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--text", type=Path, help="a file in UTF-8 instead of the shipped text")
     parser.add_argument(
-        "--tokens", type=_count, default=24_576, help="the most of the text (default: %(default)s)"
+        "--tokens", type=_tokens, default=24_576, help="the most of the text (default: %(default)s)"
     )
-    parser.add_argument("--context", type=_count, default=2_048, help="tokens a piece (default: %(default)s)")
+    parser.add_argument(
+        "--context", type=_tokens, default=2_048, help="tokens a piece (default: %(default)s)"
+    )
     parser.add_argument("--dtype", default="auto", help="of the weights: auto, float32, bfloat16, float16")
     parser.add_argument("--device", default="auto", help="a torch device, or auto")
     parser.add_argument("--attention-backend", default="auto", help="auto, cpu, torch or triton")
@@ -100,5 +102,8 @@ def _parser() -> argparse.ArgumentParser:
 def _count(text: str) -> int:
     number = int(text)
     if number < LEAST_TOKENS:
-        raise argparse.ArgumentTypeError(f"{number}: at least {LEAST_TOKENS} is needed")
+        raise ValueError
     return number
+
+
+_tokens = reader(_count, f"an integer of at least {LEAST_TOKENS}")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Sequence
 
+from pykv.cli.parser import Parser, integer
 from pykv.errors import ConfigError
 from pykv.simulator.fit import FitReport, fit
 from pykv.simulator.measured_run import read_measured_run
@@ -43,8 +43,8 @@ def _fitted(paths: Sequence[str], num_blocks: int | None) -> FitReport | ScrapeF
     return fit_scrapes(paths)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def _parser() -> Parser:
+    parser = Parser(
         prog="pykv fit",
         description="Fits a cost model to half of a measured run; the errors are those of the other half.",
         epilog="pykv replay TRACE --cost FILE replays under the model.",
@@ -58,7 +58,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--output", "-o", metavar="FILE", help="where the model is written, as JSON")
     parser.add_argument(
-        "--num-blocks", type=int, metavar="N", help="usable blocks, where NAME.meta.json does not say"
+        "--num-blocks", type=integer, metavar="N", help="usable blocks, where NAME.meta.json does not say"
     )
     parser.add_argument("--json", action="store_true", help="prints the model and its errors as JSON")
     return parser

@@ -21,8 +21,9 @@ from pykv.engine.engine_thread import EngineThread
 from pykv.engine.request import Request
 from pykv.engine.stats import EngineStats
 from pykv.engine.timing import TimingCounts
-from pykv.errors import DuplicateRequestError, EngineDeadError, StepError
+from pykv.errors import ConfigError, DuplicateRequestError, EngineDeadError, InvalidRequestError, StepError
 from pykv.events import KvEvents
+from pykv.field_checks import as_callable, as_integer, as_text, instance_of, optional
 from pykv.retention import Pin, Retention
 from pykv.sampling.params import SamplingParams
 from pykv.text.chat import num_characters
@@ -57,11 +58,14 @@ class AsyncEngine:
         engine: nothing else may use it from now on; it is closed with this one.
         max_pending_tokens: a stream whose reader is more tokens behind is paused: no more are made until it has read
             half of them, and its blocks go to others first.
+
+    Raises:
+        ConfigError: an argument is not of its type or out of its range.
     """
 
     def __init__(self, engine: Engine, *, max_pending_tokens: int = 2**10) -> None:
-        self.engine = engine
-        self._max_pending_tokens = max_pending_tokens
+        self.engine = instance_of("engine", engine, Engine, ConfigError)
+        self._max_pending_tokens = as_integer("max_pending_tokens", max_pending_tokens, 1, 2**48, ConfigError)
         self._live: dict[str, Channel] = {}
         self._delivery = Delivery(self._abandon)
         self._thread = EngineThread(engine.steps, self._deliver, self._end)
@@ -183,8 +187,11 @@ class AsyncEngine:
 
         Returns:
             False where no live request has this id.
+
+        Raises:
+            InvalidRequestError: the id is no text.
         """
-        channel = self._live.get(request_id)
+        channel = self._live.get(as_text("request_id", request_id))
         if channel is None:
             return False
         self._forget(channel)
@@ -222,7 +229,11 @@ class AsyncEngine:
 
         Returns:
             The number of the first event that the listener is told; `snapshot_events` has those before it.
+
+        Raises:
+            InvalidRequestError: the listener cannot be called; nothing was changed.
         """
+        optional(as_callable, "listener", listener)
         dropped = self.engine.take_events()
         self._thread.event_listener = listener
         return dropped.sequence + len(dropped)
@@ -241,6 +252,8 @@ class AsyncEngine:
     async def _open(self, call: _Call) -> Channel:
         """Reserves the id and a place in the queue, checks and encodes on a thread, submits."""
         self._check_serving()
+        instance_of("params", call.params, SamplingParams, InvalidRequestError)
+        optional(as_text, "request_id", call.request_id)
         self.engine.check_characters(call.num_characters)
         with self.engine.steps.preparing(call.params.n):
             loop = asyncio.get_running_loop()

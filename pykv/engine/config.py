@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
 from pykv.errors import ConfigError
+from pykv.field_checks import as_boolean, as_integer, as_number_in, one_of, refuse, shown
 from pykv.kv_format import DtypeFormat, kv_format_names, kv_format_of
+from pykv.scheduler_config import SchedulerConfig
 
 ADMISSIONS = ("forecast", "watermark")
 QUEUE_ORDERS = ("fcfs", "longest_prefix", "fair_share")
@@ -17,6 +18,29 @@ DTYPES = ("auto", "float32", "bfloat16")
 PREEMPTIONS = ("auto", "recompute", "swap")
 ATTENTION_BACKENDS = ("auto", "cpu", "torch", "triton")
 DEFAULT_KV_MEMORY_BYTES = 2**30
+MOST_BYTES = 2**48
+MOST_BLOCKS = 2**30
+"""What stands for the number of blocks until the memory says how many there are."""
+
+SCHEDULER_OPTIONS = (
+    "admission",
+    "block_size",
+    "enable_prefix_caching",
+    "eviction",
+    "max_chunk_tokens",
+    "max_kv_events",
+    "max_num_batched_tokens",
+    "max_num_seqs",
+    "max_pinned_blocks",
+    "max_queued_requests",
+    "max_queued_tokens",
+    "partial_block_reuse",
+    "preemption",
+    "queue_order",
+    "tenant_cache_share",
+    "watermark",
+)
+"""Options that the scheduler takes as they are; it knows their bounds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,50 +118,17 @@ class EngineConfig:
     max_kv_events: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("block_size", "max_num_seqs", "max_num_batched_tokens", "max_queued_requests"):
-            _check_integer(name, getattr(self, name), 1)
-        optional = {
-            "num_blocks": 2,
-            "kv_memory_bytes": 1,
-            "max_model_len": 2,
-            "max_chunk_tokens": 1,
-            "max_queued_tokens": 1,
-        }
-        for name, least in optional.items():
-            if getattr(self, name) is not None:
-                _check_integer(name, getattr(self, name), least)
+        self._check_choices()
+        self._check("gpu_memory_utilization", as_number_in, 0.0, 1.0, ConfigError, above_low=True)
+        self._check("swap_space_bytes", as_integer, 0, MOST_BYTES, ConfigError)
+        if self.kv_memory_bytes is not None:
+            self._check("kv_memory_bytes", as_integer, 1, MOST_BYTES, ConfigError)
         if self.num_blocks is not None and self.kv_memory_bytes is not None:
-            raise ConfigError("num_blocks and kv_memory_bytes are both given; allowed: one of them")
-        _check_choice("dtype", self.dtype, DTYPES)
-        _check_choice("kv_dtype", self.kv_dtype, ("auto", *kv_format_names()))
-        _check_scales(self.kv_scales, self.kv_dtype)
-        _check_integer("swap_space_bytes", self.swap_space_bytes, 0)
-        _check_choice("preemption", self.preemption, PREEMPTIONS)
+            raise ConfigError("num_blocks and kv_memory_bytes are both given: allowed is one of them")
         if self.preemption == "swap" and not self.swap_space_bytes:
-            raise ConfigError(
-                "preemption is 'swap', but swap_space_bytes is 0; allowed: a swap space of some blocks"
-            )
-        _check_choice("attention_backend", self.attention_backend, ATTENTION_BACKENDS)
-        if not isinstance(self.device, str) or not self.device:
-            _refuse("device", self.device, 'the name of a torch device, or "auto"')
-        for name in ("enable_prefix_caching", "cuda_graphs"):
-            if not isinstance(getattr(self, name), bool):
-                _refuse(name, getattr(self, name), "true or false")
-        _check_utilization("gpu_memory_utilization", self.gpu_memory_utilization)
-        _check_integer("partial_block_reuse", self.partial_block_reuse, 0)
-        if self.partial_block_reuse >= self.block_size:
-            _refuse(
-                "partial_block_reuse",
-                self.partial_block_reuse,
-                f"0 to {self.block_size - 1}, less than a block",
-            )
-        _check_share("watermark", self.watermark)
-        _check_choice("admission", self.admission, ADMISSIONS)
-        _check_choice("queue_order", self.queue_order, QUEUE_ORDERS)
-        _check_choice("eviction", self.eviction, EVICTIONS)
-        _check_share("tenant_cache_share", self.tenant_cache_share, may_be_all=True)
-        _check_integer("max_pinned_blocks", self.max_pinned_blocks, 0)
-        _check_integer("max_kv_events", self.max_kv_events, 0, 24)
+            refuse("swap_space_bytes", 0, "some blocks' bytes where preemption is 'swap'", ConfigError)
+        self._check_scales()
+        self._take_from_scheduler()
 
     @classmethod
     def from_mapping(cls, options: Mapping[str, Any]) -> EngineConfig:
@@ -152,42 +143,53 @@ class EngineConfig:
             raise ConfigError(f"{unknown[0]} is no engine option; known: {', '.join(sorted(known))}")
         return cls(**options)
 
+    def _check_choices(self) -> None:
+        one_of("dtype", self.dtype, DTYPES)
+        one_of("kv_dtype", self.kv_dtype, ("auto", *kv_format_names()))
+        one_of("attention_backend", self.attention_backend, ATTENTION_BACKENDS)
+        one_of("preemption", self.preemption, PREEMPTIONS)
+        one_of("queue_order", self.queue_order, QUEUE_ORDERS)
+        as_boolean("cuda_graphs", self.cuda_graphs, ConfigError)
+        if not isinstance(self.device, str) or not self.device:
+            refuse("device", self.device, 'the name of a torch device, or "auto"', ConfigError)
 
-def _check_integer(name: str, value: object, least: int, most_bits: int = 48) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= 2**most_bits:
-        _refuse(name, value, f"an integer from {least} to 2^{most_bits}")
+    def _check_scales(self) -> None:
+        scales = self.kv_scales
+        if scales is None:
+            return
+        if not isinstance(scales, (tuple, list)) or len(scales) != 2:
+            refuse(
+                "kv_scales", scales, "two finite numbers above 0, of the keys and of the values", ConfigError
+            )
+        form = None if self.kv_dtype == "auto" else kv_format_of(self.kv_dtype)
+        if not isinstance(form, DtypeFormat):
+            raise ConfigError(
+                f"kv_scales is {shown(scales)}, but kv_dtype is {self.kv_dtype!r}: allowed with int8, fp8"
+            )
+        self._set("kv_scales", form.with_tensor_scales(*scales).tensor_scales)
+
+    def _take_from_scheduler(self) -> None:
+        """Has the scheduler's own checks look at what is for it, with the pool as large as may be."""
+        known = {"num_blocks": self.num_blocks, "max_model_len": self.max_model_len}
+        given = {name: value for name, value in known.items() if value is not None}
+        checked = scheduler_config(self, **{"num_blocks": MOST_BLOCKS} | given)
+        for name in (*SCHEDULER_OPTIONS, *given):
+            self._set(name, getattr(checked, name))
+        for name in ("watermark", "tenant_cache_share"):
+            self._set(name, float(getattr(self, name)))
+
+    def _check(self, name: str, check: Callable[..., object], *bounds: Any, **ends: bool) -> None:
+        self._set(name, check(name, getattr(self, name), *bounds, **ends))
+
+    def _set(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)
 
 
-def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        _refuse(name, value, ", ".join(choices))
+def scheduler_config(config: EngineConfig, **of_the_model: Any) -> SchedulerConfig:
+    """What the scheduler is told: the engine's options, and what only the model and its pool say.
 
-
-def _check_scales(scales: object, kv_dtype: str) -> None:
-    if scales is None:
-        return
-    is_pair = isinstance(scales, (tuple, list)) and len(scales) == 2
-    if not is_pair or not all(isinstance(scale, (int, float)) for scale in scales):  # type: ignore[attr-defined]
-        _refuse("kv_scales", scales, "two finite numbers above 0, of the keys and of the values")
-    form = None if kv_dtype == "auto" else kv_format_of(kv_dtype)
-    if not isinstance(form, DtypeFormat):
-        raise ConfigError(f"kv_scales is {scales!r}, but kv_dtype is {kv_dtype!r}; allowed with: int8, fp8")
-    form.with_tensor_scales(*scales)  # type: ignore[misc]
-
-
-def _check_share(name: str, value: object, may_be_all: bool = False) -> None:
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if may_be_all and is_number and value == 1:
-        return
-    if not is_number or math.isnan(value) or not 0.0 <= value < 1.0:  # type: ignore[arg-type, operator]
-        _refuse(name, value, f"a number from 0 to {'' if may_be_all else 'below '}1")
-
-
-def _refuse(name: str, value: object, allowed: str) -> None:
-    raise ConfigError(f"{name} is {value!r}; allowed: {allowed}")
-
-
-def _check_utilization(name: str, value: object) -> None:
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not is_number or not 0.0 < value <= 1.0:  # type: ignore[operator]
-        _refuse(name, value, "a number above 0, at most 1")
+    Raises:
+        ConfigError: see `SchedulerConfig`.
+    """
+    own = {name: getattr(config, name) for name in SCHEDULER_OPTIONS}
+    return SchedulerConfig(**own | of_the_model)

@@ -14,19 +14,26 @@ from typing import Any, Self
 from torch import nn
 
 from pykv.engine.cache_use import NO_RETENTION, CacheUse
-from pykv.engine.config import EngineConfig
+from pykv.engine.config import EngineConfig, scheduler_config
 from pykv.engine.loading import load_runner
 from pykv.engine.outputs import Completion, OutputDelta, RequestOutput
 from pykv.engine.prompts import Prompt, check_length, checked_ids, encoded_prompt, paired
 from pykv.engine.request import Request, TokenIds
-from pykv.engine.runner import Runner
+from pykv.engine.runner import Runner, check_runner
 from pykv.engine.stats import EngineStats
 from pykv.engine.step_loop import StepLoop
-from pykv.errors import DuplicateRequestError, EngineDeadError, InvalidRequestError, QueueFullError, StepError
+from pykv.errors import (
+    ConfigError,
+    DuplicateRequestError,
+    EngineDeadError,
+    InvalidRequestError,
+    QueueFullError,
+    StepError,
+)
 from pykv.events import KvEvents
-from pykv.retention import Pin, Retention
+from pykv.field_checks import as_callable, as_integer, as_text, instance_of, optional, refuse, shown
+from pykv.retention import Pin, Retention, session_bytes
 from pykv.sampling.params import SamplingParams
-from pykv.scheduler import SchedulerConfig
 from pykv.text.chat import num_characters
 from pykv.text.stop_strings import StopStrings
 from pykv.text.text_stream import TextStream
@@ -47,7 +54,7 @@ class Engine:
         progress: told in words what the loading does.
 
     Raises:
-        ConfigError: the options do not fit the machine.
+        ConfigError: an argument is not of its type, or the options do not fit the machine.
         ModelError, UnsupportedModelError: the model cannot be read or served.
     """
 
@@ -59,9 +66,10 @@ class Engine:
         *,
         progress: Callable[[str], None] | None = None,
     ) -> None:
-        config = config or EngineConfig()
-        runner, tokenizer = load_runner(model, tokenizer, config, progress)
-        self._set_up(runner, tokenizer, config)
+        config = _checked_config(config)
+        given = _text_tokenizer(tokenizer)
+        runner, own = load_runner(model, tokenizer, config, progress)
+        self._set_up(runner, given or _text_tokenizer(own), config)
 
     @classmethod
     def from_runner(
@@ -78,26 +86,39 @@ class Engine:
             runner: the model; its number of blocks and block size count, not the config's.
             tokenizer: None = prompts are token ids and outputs have no text.
             clock: the time in seconds that times to live are counted by; it never goes back.
+
+        Raises:
+            ConfigError, ModelError: an argument is not of its type, or the options do not fit the runner.
         """
+        config = _checked_config(config)
+        check_runner(runner)
+        as_callable("clock", clock, ConfigError)
         engine = cls.__new__(cls)
-        engine._set_up(runner, tokenizer, config or EngineConfig(), clock)
+        engine._set_up(runner, _text_tokenizer(tokenizer), config, clock)
         return engine
 
     def _set_up(
         self,
         runner: Runner,
-        tokenizer: Any,
+        tokenizer: TextTokenizer | None,
         config: EngineConfig,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.config = config
         self.model_name = runner.name
         self.vocab_size = runner.vocab_size
-        scheduler_config = _scheduler_config(runner, config)
-        self.max_model_len = scheduler_config.max_seq_len
-        self.tokenizer = None if tokenizer is None else TextTokenizer(tokenizer)
+        of_scheduler = scheduler_config(
+            config,
+            num_blocks=runner.num_blocks,
+            num_host_blocks=runner.num_host_blocks,
+            block_size=runner.block_size,
+            groups=runner.windows,
+            max_model_len=min(config.max_model_len or runner.max_model_len, runner.max_model_len),
+        )
+        self.max_model_len = of_scheduler.max_seq_len  # what the model, the options and the pool allow
+        self.tokenizer = tokenizer
         self.num_blocks, self.block_size = runner.num_blocks, runner.block_size
-        self.steps = StepLoop(runner, scheduler_config, clock)
+        self.steps = StepLoop(runner, of_scheduler, clock)
         self._eos_token_ids = runner.eos_token_ids
         self._live: dict[str, Request] = {}
         self._closed = False
@@ -171,17 +192,22 @@ class Engine:
 
         Raises:
             DuplicateRequestError: a live request has this id.
+            EngineDeadError: the engine was closed.
             CapacityError, InvalidRequestError, QueueFullError: it can never fit, is not allowed, or must wait.
         """
         request = self.new_request(prompt, params, request_id)
         if request.request_id in self._live:
-            raise DuplicateRequestError(f"request_id {request.request_id!r} is live already")
+            raise DuplicateRequestError(f"request_id {shown(request.request_id)} is live already")
         self._submit(request, CacheUse(scope=scope, tenant=tenant, retention=retention, media=media))
         return request.request_id
 
     def abort(self, request_id: str) -> bool:
-        """Ends a request; its last deltas come with the next step. Returns False if none of this id is live."""
-        request = self._live.get(request_id)
+        """Ends a request; its last deltas come with the next step. Returns False if none of this id is live.
+
+        Raises:
+            InvalidRequestError: here and in the next two: the id is no text.
+        """
+        request = self._live.get(as_text("request_id", request_id))
         return request is not None and self.steps.abort(request)
 
     def pause(self, request_id: str) -> bool:
@@ -192,12 +218,12 @@ class Engine:
         Returns:
             False if none of this id is live, or it is paused.
         """
-        request = self._live.get(request_id)
+        request = self._live.get(as_text("request_id", request_id))
         return request is not None and self.steps.pause(request)
 
     def resume(self, request_id: str) -> bool:
         """Lets a paused request go on. Returns False if none of this id is paused."""
-        request = self._live.get(request_id)
+        request = self._live.get(as_text("request_id", request_id))
         return request is not None and self.steps.resume(request)
 
     def step(self) -> list[OutputDelta]:
@@ -225,7 +251,7 @@ class Engine:
         Raises:
             InvalidRequestError: the id is neither bytes nor text.
         """
-        return self.steps.scheduler.end_session(session_id, tenant=tenant)
+        return self.steps.scheduler.end_session(session_bytes(session_id, "session_id"), tenant=tenant)
 
     def pin(self, prompt: Prompt, *, scope: bytes = b"", tenant: bytes = b"") -> Pin | None:
         """Keeps the cached blocks that a prompt begins with until `unpin`; from any thread.
@@ -309,6 +335,7 @@ class Engine:
         Raises:
             CapacityError: it must have more tokens than a sequence may have.
         """
+        as_integer("num_characters", num_characters, 0, 2**63 - 1)
         if self.tokenizer is not None:
             check_length(num_characters, self.tokenizer, self.max_model_len)
 
@@ -318,11 +345,12 @@ class Engine:
         Raises:
             CapacityError, InvalidRequestError: it is too long or not allowed.
         """
-        params.validated(self.vocab_size)
+        instance_of("params", params, SamplingParams, InvalidRequestError).validated(self.vocab_size)
         if params.n > self.config.max_num_seqs:
-            raise InvalidRequestError(f"n is {params.n}; allowed: at most {self.config.max_num_seqs}", "n")
+            refuse("n", params.n, f"at most max_num_seqs, which is {self.config.max_num_seqs}")
         if params.stop and self.tokenizer is None:
-            raise InvalidRequestError("stop: the engine has no tokenizer; allowed: stop_token_ids", "stop")
+            refuse("stop", params.stop, "nothing, as the engine has no tokenizer; stop_token_ids are allowed")
+        optional(as_text, "request_id", request_id)
         token_ids = self.encode(prompt)
         return Request(
             request_id or uuid.uuid4().hex,
@@ -371,30 +399,12 @@ class Engine:
             self.step()
 
 
-def _scheduler_config(runner: Runner, config: EngineConfig) -> SchedulerConfig:
-    """What the scheduler is told; its `max_seq_len` is what the model, the options and the pool allow."""
-    return SchedulerConfig(
-        num_blocks=runner.num_blocks,
-        num_host_blocks=runner.num_host_blocks,
-        preemption=config.preemption,
-        block_size=runner.block_size,
-        groups=runner.windows,
-        max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=config.max_num_batched_tokens,
-        max_chunk_tokens=config.max_chunk_tokens,
-        max_model_len=min(config.max_model_len or runner.max_model_len, runner.max_model_len),
-        watermark=config.watermark,
-        admission=config.admission,
-        enable_prefix_caching=config.enable_prefix_caching,
-        partial_block_reuse=config.partial_block_reuse,
-        max_queued_requests=config.max_queued_requests,
-        max_queued_tokens=config.max_queued_tokens,
-        queue_order=config.queue_order,
-        eviction=config.eviction,
-        tenant_cache_share=config.tenant_cache_share,
-        max_pinned_blocks=config.max_pinned_blocks,
-        max_kv_events=config.max_kv_events,
-    )
+def _checked_config(config: EngineConfig | None) -> EngineConfig:
+    return EngineConfig() if config is None else instance_of("config", config, EngineConfig, ConfigError)
+
+
+def _text_tokenizer(tokenizer: Any) -> TextTokenizer | None:
+    return None if tokenizer is None else TextTokenizer(tokenizer)
 
 
 def _empty_output(request: Request) -> RequestOutput:

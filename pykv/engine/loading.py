@@ -16,10 +16,12 @@ from pykv.engine.device.interface import Device
 from pykv.engine.device.pool_size import kv_bytes, step_bytes
 from pykv.engine.runner import ModelRunner
 from pykv.errors import ConfigError
+from pykv.field_checks import as_callable, optional, refuse
 from pykv.kv_pool import KvPool
 from pykv.layer_groups import LayerGroups
 from pykv.models import CausalModel, load_model
 from pykv.models.gate import check_format
+from pykv.torch_device import free_bytes
 
 
 def load_runner(
@@ -31,10 +33,14 @@ def load_runner(
     """Loads the model and allocates its KV pool; returns the runner and the model's tokenizer.
 
     Raises:
-        ConfigError: the machine cannot run the attention backend, the pool does not fit it, or is too small for one
-            block.
+        ConfigError: an argument is not of its type, the machine has no such device or cannot run the attention backend, or
+            the pool does not fit it, or is too small for one block.
         ModelError, UnsupportedModelError: the model cannot be read or served.
     """
+    if not isinstance(model, (str, Path, nn.Module)) or model == "":
+        refuse("model", model, "a name, a path, or a module of transformers", ConfigError)
+    optional(as_callable, "progress", progress, ConfigError)
+    _check_host_memory(config)
     source = (model, tokenizer) if isinstance(model, nn.Module) else model
     loaded, own_tokenizer = load_model(
         source,
@@ -74,6 +80,21 @@ def _runner(
     )
 
 
+def _check_host_memory(config: EngineConfig) -> None:
+    """Refuses before the model is loaded what no host memory can hold."""
+    host = torch.device("cpu")
+    _check_bytes("swap_space_bytes", config.swap_space_bytes, host)
+    if config.kv_memory_bytes is not None and config.device == "cpu":
+        _check_bytes("kv_memory_bytes", config.kv_memory_bytes, host)
+
+
+def _check_bytes(field: str, num_bytes: int, device: torch.device) -> None:
+    available = free_bytes(device)
+    if available is not None and num_bytes > available:
+        allowed = f"at most {available}, the bytes of {device.type} memory that are available"
+        refuse(field, num_bytes, allowed, ConfigError)
+
+
 def _num_blocks(config: EngineConfig, block_bytes: int, model: CausalModel, device: Device | None) -> int:
     """Returns how many blocks the pool gets."""
     if config.num_blocks is not None:
@@ -82,7 +103,8 @@ def _num_blocks(config: EngineConfig, block_bytes: int, model: CausalModel, devi
         return _blocks_that_fit(config, block_bytes, model, device)
     memory = config.kv_memory_bytes or DEFAULT_KV_MEMORY_BYTES
     if memory < 2 * block_bytes:
-        raise ConfigError(f"kv_memory_bytes is {memory}; allowed: at least {2 * block_bytes}, two blocks")
+        refuse("kv_memory_bytes", memory, f"at least {2 * block_bytes}, two blocks", ConfigError)
+    _check_bytes("kv_memory_bytes", memory, model.device)
     return memory // block_bytes
 
 
@@ -98,8 +120,8 @@ def _blocks_that_fit(config: EngineConfig, block_bytes: int, model: CausalModel,
     memory = kv_bytes(device.memory(), reserve, config.gpu_memory_utilization)
     if memory < 2 * block_bytes:
         raise ConfigError(
-            f"gpu_memory_utilization is {config.gpu_memory_utilization}, which leaves {memory} bytes for the KV pool; "
-            f"needed: at least {2 * block_bytes}, two blocks"
+            f"gpu_memory_utilization is {config.gpu_memory_utilization}, which leaves {memory} bytes for the KV pool: "
+            f"allowed is what leaves at least {2 * block_bytes}, two blocks"
         )
     return memory // block_bytes
 
@@ -109,9 +131,10 @@ def _swap_pool(pool: KvPool, swap_space_bytes: int, block_bytes: int) -> KvPool 
     if not swap_space_bytes:
         return None
     if swap_space_bytes < 2 * block_bytes:
-        raise ConfigError(
-            f"swap_space_bytes is {swap_space_bytes}; allowed: 0, or at least {2 * block_bytes}, two blocks"
+        refuse(
+            "swap_space_bytes", swap_space_bytes, f"0, or at least {2 * block_bytes}, two blocks", ConfigError
         )
+    _check_bytes("swap_space_bytes", swap_space_bytes, torch.device("cpu"))
     num_blocks = swap_space_bytes // block_bytes
     is_pinned = pool.device.type == "cuda"
     return KvPool(

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 
 import numpy as np
 import numpy.typing as npt
 
 from pykv.errors import CapacityError, InvalidRequestError
+from pykv.field_checks import is_integer, refuse
 from pykv.sampling.params import SamplingParams
 from pykv.text.tokenizer import TextTokenizer
+from pykv.token_array import holds_bools
 
 Prompt = str | Sequence[int] | npt.NDArray[np.integer]
 
@@ -26,14 +28,29 @@ def paired(
     Raises:
         InvalidRequestError: the numbers differ, or the prompts are bare token ids.
     """
-    listed: list[Prompt] = [prompts] if isinstance(prompts, str) else list(prompts)  # type: ignore[arg-type]
-    if any(isinstance(prompt, (int, np.integer)) for prompt in listed):
-        raise InvalidRequestError("prompts holds bare token ids; allowed: a sequence of prompts", "prompts")
+    listed = _listed(prompts)
     if params is None or isinstance(params, SamplingParams):
         return [(prompt, params or SamplingParams()) for prompt in listed]
+    if not isinstance(params, Sequence) or not all(isinstance(each, SamplingParams) for each in params):
+        refuse("params", params, "a SamplingParams, or a sequence with one for each prompt")
     if len(params) != len(listed):
-        raise InvalidRequestError(f"params has {len(params)} entries for {len(listed)} prompts", "params")
+        raise InvalidRequestError(
+            f"params has {len(params)} entries for {len(listed)} prompts: allowed is one for each", "params"
+        )
     return list(zip(listed, params, strict=True))
+
+
+def _listed(prompts: object) -> list[Prompt]:
+    """The prompts, each to be looked at by itself."""
+    if isinstance(prompts, str):
+        return [prompts]
+    is_scalar = isinstance(prompts, np.ndarray) and prompts.ndim == 0
+    if not isinstance(prompts, Iterable) or isinstance(prompts, (bytes, Mapping, Set)) or is_scalar:
+        refuse("prompts", prompts, "a text, or a sequence of prompts")
+    listed = list(prompts)
+    if any(map(is_integer, listed)):
+        refuse("prompts", prompts, "a text, or a sequence of prompts; bare token ids are the inside of one")
+    return listed
 
 
 def encoded_prompt(
@@ -48,7 +65,7 @@ def encoded_prompt(
     if isinstance(prompt, str):
         if tokenizer is None:
             raise InvalidRequestError(
-                "prompt is a text, but the engine has no tokenizer; send token ids", "prompt"
+                "prompt is a text, but the engine has no tokenizer: allowed are token ids", "prompt"
             )
         check_length(len(prompt), tokenizer, max_model_len)
         return checked_ids(tokenizer.encode(prompt), vocab_size, max_model_len)
@@ -62,11 +79,8 @@ def check_length(num_characters: int, tokenizer: TextTokenizer, max_model_len: i
         CapacityError: it is too long.
     """
     least = -(-num_characters // tokenizer.longest_token_characters)
-    if least > max_model_len:
-        raise CapacityError(
-            f"prompt has {num_characters} characters, so at least {least} tokens; allowed: {max_model_len}",
-            "prompt",
-        )
+    if least >= max_model_len:
+        raise _too_long(f"{num_characters} characters, so at least {least} tokens", max_model_len)
 
 
 def checked_ids(token_ids: object, vocab_size: int, max_model_len: int) -> npt.NDArray[np.int32]:
@@ -76,27 +90,33 @@ def checked_ids(token_ids: object, vocab_size: int, max_model_len: int) -> npt.N
         CapacityError, InvalidRequestError: see `encoded_prompt`.
     """
     if not isinstance(token_ids, (Sequence, np.ndarray)) or isinstance(token_ids, (bytes, str)):
-        kind = type(token_ids).__name__
-        raise InvalidRequestError(f"prompt is a {kind}; allowed: text, or a sequence of token ids", "prompt")
+        refuse("prompt", token_ids, "a text, or a sequence of token ids")
+    if isinstance(token_ids, np.ndarray) and token_ids.ndim != 1:
+        raise InvalidRequestError(f"prompt has {token_ids.ndim} dimensions: allowed is one", "prompt")
     if len(token_ids) == 0:
-        raise InvalidRequestError("prompt is empty; allowed: at least one token", "prompt")
-    if len(token_ids) > max_model_len:
-        raise CapacityError(f"prompt has {len(token_ids)} tokens; allowed: {max_model_len}", "prompt")
+        raise InvalidRequestError("prompt is empty: allowed is at least one token", "prompt")
+    if len(token_ids) >= max_model_len:
+        raise _too_long(f"{len(token_ids)} tokens", max_model_len)
     return _as_int32(token_ids, vocab_size)
+
+
+def _too_long(length: str, max_model_len: int) -> CapacityError:
+    """A sequence needs room for one token of output."""
+    allowed = f"at most {max_model_len - 1}, as prompt and output may have {max_model_len} tokens together"
+    return CapacityError(f"prompt has {length}: allowed is {allowed}", "prompt")
 
 
 def _as_int32(token_ids: object, vocab_size: int) -> npt.NDArray[np.int32]:
     allowed = f"integers from 0 to {vocab_size - 1}"
+    message = f"prompt holds something else than token ids: allowed are {allowed}"
     try:
         ids = np.asarray(token_ids)
-    except (ValueError, OverflowError) as error:
-        raise InvalidRequestError(
-            f"prompt holds something else than token ids; allowed: {allowed}", "prompt"
-        ) from error
-    if ids.ndim != 1 or ids.dtype.kind not in "iu":
-        raise InvalidRequestError(f"prompt holds something else than token ids; allowed: {allowed}", "prompt")
+    except (ValueError, OverflowError, TypeError, RuntimeError) as error:
+        raise InvalidRequestError(message, "prompt") from error
+    if ids.ndim != 1 or ids.dtype.kind not in "iu" or holds_bools(token_ids):
+        raise InvalidRequestError(message, "prompt")
     outside = np.flatnonzero((ids < 0) | (ids >= vocab_size))
     if len(outside):
         place = int(outside[0])
-        raise InvalidRequestError(f"prompt[{place}] is {int(ids[place])}; allowed: {allowed}", "prompt")
+        raise InvalidRequestError(f"prompt[{place}] is {int(ids[place])}: allowed are {allowed}", "prompt")
     return ids.astype(np.int32)

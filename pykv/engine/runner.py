@@ -7,7 +7,8 @@ from typing import Any, Protocol
 import torch
 
 from pykv.engine.step_tensors import StepTensors
-from pykv.errors import StepError
+from pykv.errors import ConfigError, StepError
+from pykv.field_checks import refuse
 from pykv.kv_pool import KvPool
 from pykv.models.causal_model import CausalModel
 from pykv.models.step_context import StepContext
@@ -58,6 +59,17 @@ class Runner(Protocol):
         The caller may change the logits, and must be done with them before the next call.
         """
         ...
+
+
+def check_runner(runner: object) -> None:
+    """Sees whether an object has what a `Runner` has.
+
+    Raises:
+        ConfigError: it lacks an attribute or a method.
+    """
+    methods = ("copy_blocks", "swap_out", "swap_in", "forward")
+    if missing := [name for name in (*Runner.__annotations__, *methods) if not hasattr(runner, name)]:
+        refuse("runner", runner, f"an object with {', '.join(missing)}", ConfigError)
 
 
 class ModelRunner:

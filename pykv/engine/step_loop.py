@@ -23,7 +23,9 @@ from pykv.engine.scored_rows import ScoredRow, add_scores, scored_rows
 from pykv.engine.stats import Counters, EngineStats, engine_stats
 from pykv.engine.step_tensors import StepViews
 from pykv.engine.timing import Timing
-from pykv.errors import QueueFullError, StepError
+from pykv.errors import InvalidRequestError, QueueFullError, StepError
+from pykv.field_checks import instance_of
+from pykv.retention import Retention
 from pykv.sampling.sampler import Sampler, Samples
 from pykv.scheduler import (
     OUTCOME_FAILED,
@@ -76,6 +78,9 @@ class StepLoop:
         self._seconds_per_block = seconds_per_block(runner) if chooses else 0.0
         self.timing = Timing()
         self._num_preparing = 0
+        self._num_waiting: int | None = (
+            None  # None: to be counted anew, which takes longer the more requests run
+        )
         self._submitting = threading.Lock()
         self._stepping = threading.Lock()
 
@@ -112,10 +117,12 @@ class StepLoop:
         """
         limit = self._scheduler.config.max_queued_requests
         with self._submitting:
-            waiting = self._scheduler.stats().num_waiting + self._num_preparing
+            if self._num_waiting is None:
+                self._num_waiting = self._scheduler.stats().num_waiting
+            waiting = self._num_waiting + self._num_preparing
             if waiting + num_samples > limit:
                 raise QueueFullError(
-                    f"{waiting} samples wait and n is {num_samples}; allowed: {limit} that wait"
+                    f"{waiting} samples wait and n is {num_samples}: allowed is {limit} that wait"
                 )
             self._num_preparing += num_samples
         try:
@@ -130,6 +137,7 @@ class StepLoop:
         Raises:
             CapacityError, InvalidRequestError, QueueFullError: see `Scheduler.submit`; nothing was changed.
         """
+        retention = instance_of("retention", use.retention, Retention, InvalidRequestError)
         with self._submitting:  # a plan must not see a request before it is registered
             request.id = self._scheduler.submit(
                 request.prompt,
@@ -138,14 +146,16 @@ class StepLoop:
                 scope=use.scope,
                 reuse_cached=request.prompt_scores is None,
                 tenant=use.tenant,
-                session=use.retention.session_id,
-                ttl=use.retention.ttl_seconds,
-                next_turn=use.retention.next_turn_seconds,
-                retention_priority=use.retention.priority,
+                session=retention.session_id,
+                ttl=retention.ttl_seconds,
+                next_turn=retention.next_turn_seconds,
+                retention_priority=retention.priority,
                 media=use.media,
             )
             self._requests[request.id] = request
             self._counters.num_requests += 1
+            if self._num_waiting is not None:
+                self._num_waiting += request.params.n
 
     def abort(self, request: Request) -> bool:
         """Ends a request at the end of the step in flight, or now; its last deltas come with the next step.
@@ -154,6 +164,7 @@ class StepLoop:
             False where it has ended already.
         """
         self._paused_at.pop(request, None)  # it needs a step to end
+        self._num_waiting = None
         return self._scheduler.abort(request.id)
 
     def pause(self, request: Request) -> bool:
@@ -164,6 +175,7 @@ class StepLoop:
         """
         if request in self._paused_at or not self._scheduler.pause(request.id):
             return False
+        self._num_waiting = None
         self._paused_at[request] = time.monotonic()
         self._counters.num_pauses += 1
         return True
@@ -173,12 +185,14 @@ class StepLoop:
         since = self._paused_at.pop(request, None)
         if since is None:
             return False
+        self._num_waiting = None
         self.timing.resume(request, time.monotonic() - since)
         return self._scheduler.resume(request.id)
 
     def abort_all(self) -> None:
         """Ends every request."""
         self._paused_at.clear()
+        self._num_waiting = None
         for request_id in list(self._requests):
             self._scheduler.abort(request_id)
 
@@ -219,6 +233,7 @@ class StepLoop:
         views.wait()
         with self._submitting:
             plan = self._scheduler.plan(views.buffers, self._clock())
+            self._num_waiting = None
         self._end(self._scheduler.take_ended(), deltas)
         if plan is not None:
             self._run(plan, views, deltas)

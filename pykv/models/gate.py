@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 
 from pykv.attention.backends import backend_for
 from pykv.errors import ConfigError, UnsupportedModelError
+from pykv.field_checks import as_integer, optional
 from pykv.kv_format import DtypeFormat, KvFormat, kv_format_of
 from pykv.kv_pool import CACHE_DTYPES
 from pykv.layout import KvLayout
@@ -137,8 +138,7 @@ def _checked_architecture(module: nn.Module) -> Any:
 
 def _context_limit(config: Any, max_model_len: int | None) -> int:
     """The smallest of what the model was made for, what is asked for and what its rotary embedding allows."""
-    if max_model_len is not None and max_model_len < 1:
-        raise ConfigError(f"max_model_len is {max_model_len}; 1 or more is needed")
+    optional(as_integer, "max_model_len", max_model_len, 1, 2**30, ConfigError)
     own = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", max_model_len)
     if own is None:
         raise ConfigError(

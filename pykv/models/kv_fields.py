@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from pykv.errors import UnsupportedModelError
+from pykv.field_checks import as_integer, shown
 from pykv.kv_layer import Config, KvLayer, Storage
 from pykv.models.layer_windows import layer_kinds, layer_window
 from pykv.models.unread_fields import NotSaidError, refuse_unread_kv
@@ -97,14 +98,16 @@ class ConfigFields:
         if value is None:
             return None
         if not isinstance(value, list | tuple):
-            raise UnsupportedModelError(f"check 'layout': {name} is {value!r}; allowed: a list of layers")
+            raise UnsupportedModelError(
+                f"check 'layout': {name} is {shown(value)}: allowed is a list of layers"
+            )
         return [_whole(name, layer, 0) for layer in value]
 
     def _of_type(self, name: str, wanted: type[_Field], allowed: str) -> _Field | None:
         value = self._get(name)
         if value is None or isinstance(value, wanted):
             return value
-        raise UnsupportedModelError(f"check 'layout': {name} is {value!r}; allowed: {allowed}")
+        raise UnsupportedModelError(f"check 'layout': {name} is {shown(value)}: allowed is {allowed}")
 
 
 def read_layers(config: Config, storage: Storage) -> tuple[KvLayer, ...]:
@@ -120,7 +123,7 @@ def read_layers(config: Config, storage: Storage) -> tuple[KvLayer, ...]:
     num_layers = fields.needed(*NUM_LAYERS)
     if num_layers > MOST_LAYERS:
         raise UnsupportedModelError(
-            f"check 'layout': the config has {num_layers} layers; allowed: at most {MOST_LAYERS:,}"
+            f"check 'layout': the config has {num_layers} layers: allowed is at most {MOST_LAYERS:,}"
         )
     kinds = layer_kinds(fields, num_layers)
     shapes = _shapes(fields, storage, kinds)
@@ -169,11 +172,11 @@ def _head_dim_of_hidden(fields: ConfigFields, layer: int) -> int:
     hidden, num_heads = fields.needed(*HIDDEN_SIZE), _num_heads(fields, layer)
     if num_heads > hidden:
         raise UnsupportedModelError(
-            f"check 'layout': {num_heads} heads share a hidden size of {hidden}; allowed: at least 1 element each"
+            f"check 'layout': {num_heads} heads share a hidden size of {hidden}: allowed is at least 1 element each"
         )
     if hidden % num_heads:
         raise UnsupportedModelError(
-            f"check 'layout': hidden_size is {hidden}, which {num_heads} heads do not share evenly; allowed: a "
+            f"check 'layout': hidden_size is {hidden}, which {num_heads} heads do not share evenly: allowed is a "
             "multiple of the heads, or head_dim given"
         )
     return hidden // num_heads
@@ -220,7 +223,7 @@ def _overrides(fields: ConfigFields, index: int, kind: str) -> dict[str, Any]:
             shape = ConfigFields(listed[index])
         except (TypeError, LookupError) as error:
             raise UnsupportedModelError(
-                f"check 'layout': per_layer_config is {listed!r}; allowed: an entry for each layer"
+                f"check 'layout': per_layer_config is {shown(listed)}: allowed is an entry for each layer"
             ) from error
         return {"head_dim": shape.count(*HEAD_DIM), "num_key_value_heads": shape.count(*NUM_KV_HEADS)}
     return _global_overrides(fields) if kind == "full_attention" else {}
@@ -231,7 +234,8 @@ def _listed_overrides(listed: Mapping[Any, Any], index: int) -> dict[str, Any]:
     for layer, found in listed.items():
         if not str(layer).isdecimal() or not isinstance(found, Mapping):  # JSON has the keys as "05"
             raise UnsupportedModelError(
-                f"check 'layout': per_layer_config has {layer!r}: {found!r}; allowed: a layer's number, and an object"
+                f"check 'layout': per_layer_config has {shown(layer)}: {shown(found)}: allowed is a layer's number, "
+                "and an object"
             )
         by_layer[int(layer)] = found
     return dict(by_layer.get(index, {}))
@@ -253,7 +257,7 @@ def _shared_from(fields: ConfigFields, kinds: Sequence[str]) -> list[int | None]
     missing = set(kinds[num_own:]) - set(last)
     if missing:
         raise UnsupportedModelError(
-            f"check 'layout': num_kv_shared_layers leaves no {missing.pop()!r} layer with keys of its own"
+            f"check 'layout': num_kv_shared_layers leaves no {shown(missing.pop())} layer with keys of its own"
         )
     return [None] * num_own + [last[kind] for kind in kinds[num_own:]]
 
@@ -272,11 +276,7 @@ def _positive(name: str, value: Any) -> int:
 
 
 def _whole(name: str, value: Any, least: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= LARGEST_FIELD:
-        raise UnsupportedModelError(
-            f"check 'layout': {name} is {value!r}; a whole number from {least} to {LARGEST_FIELD} is needed"
-        )
-    return value
+    return as_integer(f"check 'layout': {name}", value, least, LARGEST_FIELD, UnsupportedModelError)
 
 
 def _text_part(config: Config) -> Config:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from pykv.errors import UnsupportedModelError
+from pykv.field_checks import is_integer, refuse, shown
 
 __all__ = ["FULL", "SLIDING", "layer_kinds", "layer_window"]
 
@@ -76,12 +77,12 @@ def layer_window(fields: Fields, kind: str) -> int | None:
 def _checked_kinds(listed: object, num_layers: int) -> list[str]:
     if not isinstance(listed, list | tuple):
         raise UnsupportedModelError(
-            f"check 'layer types': {' or '.join(LIST_FIELDS)} is {listed!r}; allowed: a list"
+            f"check 'layer types': {' or '.join(LIST_FIELDS)} is {shown(listed)}: allowed is a list"
         )
     for index, kind in enumerate(listed):
         if not isinstance(kind, str) or kind not in KINDS:
             raise UnsupportedModelError(
-                f"check 'layer types': layer {index} is {kind!r}; served are {FULL!r} and {SLIDING!r}"
+                f"check 'layer types': layer {index} is {shown(kind)}; served are {FULL!r} and {SLIDING!r}"
             )
     if len(listed) != num_layers:
         raise UnsupportedModelError(f"check 'layer types': {len(listed)} are listed for {num_layers} layers")
@@ -113,9 +114,8 @@ def _period(fields: Fields) -> int | str | None:
             continue
         if isinstance(value, str) and value and set(value) <= {"L", "G"}:
             return value
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise UnsupportedModelError(
-                f"check 'layout': {name} is {value!r}; allowed: a whole number above 0, or a text of L and G"
-            )
-        return value
+        if not is_integer(value) or value < 1:
+            allowed = "an integer of at least 1, or a text of L and G"
+            refuse(f"check 'layout': {name}", value, allowed, UnsupportedModelError)
+        return int(value)
     return DEFAULT_PERIODS.get(fields.text("model_type") or "")

@@ -13,12 +13,14 @@ from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pykv.errors import ConfigError, ModelError
+from pykv.field_checks import refuse
 from pykv.models.acceleration import pack_linears
 from pykv.models.causal_model import CausalModel
 from pykv.models.gate import admit, check_backend
 from pykv.models.probe import paged_logits
 from pykv.models.quiet import offline, quiet
 from pykv.models.sources import Checkpoint, find_checkpoint
+from pykv.torch_device import as_device, named_device
 
 __all__ = ["load_model"]
 
@@ -70,11 +72,11 @@ def load_model(
         _check_given(module, wanted, device)
         name = _name_of(module)
         return _admitted(module, tokenizer, name, max_model_len, attention_backend), tokenizer
-    chosen = _chosen_device(device)
-    check_backend(attention_backend, chosen)
+    place = _chosen_device(device)
+    check_backend(attention_backend, place)
     checkpoint = find_checkpoint(source, tell)
     tell(f"loading {checkpoint.name}")
-    module, tokenizer = _read(checkpoint, wanted, chosen)
+    module, tokenizer = _read(checkpoint, wanted, place)
     tell(f"checking {checkpoint.name}")
     model = _admitted(module, tokenizer, checkpoint.name, max_model_len, attention_backend)
     pack_linears(module, lambda: not paged_logits(model, attention_backend).isnan().any())
@@ -128,17 +130,14 @@ def _checked_dtype(dtype: str | torch.dtype) -> torch.dtype | None:
         return None
     found = DTYPES.get(dtype) if isinstance(dtype, str) else dtype
     if found not in DTYPES.values():
-        raise ConfigError(f"dtype is {dtype!r}; allowed are 'auto', " + ", ".join(map(repr, DTYPES)))
+        refuse("dtype", dtype, f"one of auto, {', '.join(DTYPES)}", ConfigError)
     return found
 
 
 def _chosen_device(device: str | torch.device) -> torch.device:
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        return torch.device(device)
-    except RuntimeError as error:
-        raise ConfigError(f"device is {device!r}; allowed are 'auto', 'cpu', 'cuda' and 'cuda:N'") from error
+    return as_device("device", device)
 
 
 def _check_given(module: nn.Module, dtype: torch.dtype | None, device: str | torch.device) -> None:
@@ -148,7 +147,7 @@ def _check_given(module: nn.Module, dtype: torch.dtype | None, device: str | tor
         raise ModelError(f"{type(module).__name__} has no weights")
     if dtype is not None and dtype != weight.dtype:
         raise ConfigError(f"dtype is {dtype}, but the given module's weights are {weight.dtype}")
-    if device != "auto" and torch.device(device).type != weight.device.type:
+    if device != "auto" and named_device("device", device).type != weight.device.type:
         raise ConfigError(f"device is {str(device)!r}, but the given module is on {str(weight.device)!r}")
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pykv.errors import UnsupportedModelError
+from pykv.field_checks import shown
 
 __all__ = ["rotary_limit"]
 
@@ -48,6 +49,6 @@ def _limit_of(parameters: Mapping[str, Any], config: Any) -> int | None:
         return None
     if not isinstance(limit, int):
         raise UnsupportedModelError(
-            f"check 'rotary': rope_type is {kind!r}, and no length is given up to which it is fixed"
+            f"check 'rotary': rope_type is {shown(kind)}, and no length is given up to which it is fixed"
         )
     return limit

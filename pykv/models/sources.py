@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ __all__ = ["BUNDLED", "Checkpoint", "find_checkpoint"]
 
 BUNDLED = "bundled"
 
+LONGEST_HUB_NAME = 96
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 
@@ -44,12 +46,14 @@ def find_checkpoint(source: str | Path, progress: Callable[[str], None]) -> Chec
         folder = converted_folder(bundled_gguf(), BUNDLED_SHA256, progress)
         return Checkpoint(str(folder), BUNDLED_NAME, is_local=True)
     path = Path(source).expanduser()
-    if path.is_dir():
+    if os.path.isdir(path):  # of a name that no file can have Path raises
         return _folder(path)
-    if path.is_file():
+    if os.path.isfile(path):
         return _file(path, progress)
-    if isinstance(source, Path) or not HUB_NAME.fullmatch(source) or path.suffix == ".gguf":
-        raise ModelError(f"no model at {source}: there is no such file or folder, and it is no name on a hub")
+    is_hub_name = len(str(source)) <= LONGEST_HUB_NAME and HUB_NAME.fullmatch(str(source))
+    if isinstance(source, Path) or not is_hub_name or path.suffix == ".gguf":
+        where = str(source)[:256]
+        raise ModelError(f"no model at {where}: there is no such file or folder, and it is no name on a hub")
     return Checkpoint(source, source, is_local=False)
 
 

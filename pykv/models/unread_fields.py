@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from pykv.errors import UnsupportedModelError
+from pykv.field_checks import shown
 
 __all__ = ["NotSaidError", "refuse_unread_kv", "refuse_unread_weights"]
 
@@ -106,12 +107,12 @@ def refuse_unread_kv(fields: Fields) -> None:
     for name, why in KV_MODELS.items():
         if family == name:
             raise UnsupportedModelError(
-                f"check 'layout': model_type is {family!r}: {why}; allowed: {BY_NUMBERS}"
+                f"check 'layout': model_type is {shown(family)}: {why}: allowed is {BY_NUMBERS}"
             )
     found = _first(fields, KV_FIELDS)
     if found is not None:
         raise UnsupportedModelError(
-            f"check 'layout': {_said(found, fields)}; allowed: a config without it, or {BY_NUMBERS}"
+            f"check 'layout': {_said(found, fields)}: allowed is a config without it, or {BY_NUMBERS}"
         )
 
 
@@ -123,7 +124,7 @@ def refuse_unread_weights(fields: Fields) -> None:
     """
     found = _first(fields, WEIGHT_FIELDS)
     if found is not None:
-        raise NotSaidError(f"check 'weights': {_said(found, fields)}; allowed: {WEIGHTS_GIVEN}")
+        raise NotSaidError(f"check 'weights': {_said(found, fields)}: allowed is {WEIGHTS_GIVEN}")
 
 
 def _first(fields: Fields, rows: tuple[_Unread, ...]) -> _Unread | None:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable
 
 from pykv.errors import ConfigError
+from pykv.field_checks import as_integer, as_number_in, one_of, refusal
 
 __all__ = ["checked_choice", "checked_count", "checked_share", "near", "refused", "whole_number"]
 
@@ -15,34 +16,22 @@ LARGEST_COUNT = 2**40
 
 def refused(option: str, value: object, allowed: str) -> ConfigError:
     """The error of an option whose value is not allowed."""
-    return ConfigError(f"{option} is {value!r}; allowed: {allowed}")
+    return refusal(option, value, allowed, ConfigError)
 
 
 def checked_count(option: str, value: object, least: int = 1, most: int = LARGEST_COUNT) -> int:
-    """Returns `value`, a whole number from `least` to `most`."""
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise refused(option, value, f"a whole number from {least:,} to {most:,}")
-    return value
+    """Returns `value`, an integer from `least` to `most`."""
+    return as_integer(option, value, least, most, ConfigError)
 
 
 def checked_share(option: str, value: object, *, open_below: bool = False, open_above: bool = False) -> float:
     """Returns `value`, a number from 0 to 1; the ends belong to it unless they are open."""
-    allowed = f"a number {'above' if open_below else 'from'} 0 {'and below' if open_above else 'to'} 1"
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise refused(option, value, allowed)
-    above = value > 0 if open_below else value >= 0  # NaN is neither
-    below = value < 1 if open_above else value <= 1
-    if not (above and below):
-        raise refused(option, value, allowed)
-    return float(value)
+    return as_number_in(option, value, 0.0, 1.0, ConfigError, above_low=open_below, below_high=open_above)
 
 
 def checked_choice(option: str, value: object, choices: Iterable[str]) -> str:
     """Returns `value`, one of the choices."""
-    listed = list(choices)
-    if not isinstance(value, str) or value not in listed:
-        raise refused(option, value, ", ".join(listed))
-    return value
+    return one_of(option, value, tuple(choices), ConfigError)
 
 
 def whole_number(text: str) -> int | None:

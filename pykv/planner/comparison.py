@@ -61,7 +61,7 @@ def compare_gpus(
     """
     given = [name for name in CHOSEN_HERE if options.get(name) is not None]
     if given:
-        raise ConfigError(f"{given[0]} is given, but a comparison tries all; allowed: leave it out")
+        raise ConfigError(f"{given[0]} is given, but a comparison tries all: allowed is none")
     asked = read_options({"model": model, **options})
     facts = read_model(asked)
     choices = [choice for name in gpu_names() if (choice := _best(asked, facts, gpu_table(name)))]
@@ -119,5 +119,5 @@ def _explain(options: PlanOptions, facts: ModelFacts) -> None:
     largest = max(map(gpu_table, gpu_names()), key=lambda gpu: gpu.memory_bytes)
     evaluate(_on(options, largest, RANKS[-1]), facts)
     raise ConfigError(
-        f"not one request fits {RANKS[-1]} of {largest.name}; allowed: shorter ones, or their lengths given"
+        f"not one request fits {RANKS[-1]} of {largest.name}: allowed are shorter ones, or their lengths given"
     )

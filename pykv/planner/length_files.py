@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from pykv.errors import ConfigError
+from pykv.field_checks import shown
 from pykv.planner.checks import whole_number
 from pykv.planner.lengths import LARGEST_CONTEXT, LengthDistribution
 
@@ -48,12 +49,12 @@ def read_histogram(path: Path) -> LengthDistribution:
         if line == 1 and whole_number(row[0]) is None:
             continue
         if len(row) != 2:
-            _malformed("histogram", path, line, f"{len(row)} fields; allowed: tokens,count")
+            _malformed("histogram", path, line, f"{len(row)} fields: allowed is tokens,count")
         tokens.append(_whole("histogram", path, line, "tokens", row[0], 1, LARGEST_CONTEXT))
         counts.append(_whole("histogram", path, line, "count", row[1], 0, 2**40))
     if not any(counts):
         raise ConfigError(
-            f"histogram is {str(path)!r}, in which no request is counted; allowed: lines of tokens,count"
+            f"histogram is {str(path)!r}, in which no request is counted: allowed is lines of tokens,count"
         )
     return LengthDistribution.of(
         np.array(tokens, np.int64), np.array(counts, np.int64), f"histogram {path.name}"
@@ -82,7 +83,7 @@ def read_trace(path: Path) -> TraceLengths:
     ends = prompts + outputs
     if ends.max() > LARGEST_OF_TRACE:
         raise ConfigError(
-            f"trace is {str(path)!r}, in which a request has {ends.max():,} tokens; allowed: at most "
+            f"trace is {str(path)!r}, in which a request has {ends.max():,} tokens: allowed is at most "
             f"{LARGEST_OF_TRACE:,}, prompt and output together"
         )
     final = LengthDistribution.of(ends, np.ones(len(ends), np.int64), source)
@@ -122,7 +123,7 @@ def _lines(option: str, path: Path) -> list[str]:
 def _whole(option: str, path: Path, line: int, name: str, text: str, least: int, most: int) -> int:
     number = whole_number(text)
     if number is None or not least <= number <= most:
-        what = f"{name} is {text.strip()!r}; allowed: a whole number from {least} to {most}"
+        what = f"{name} is {shown(text.strip())}: allowed is a whole number from {least} to {most}"
         _malformed(option, path, line, what)
     return number
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pykv.field_checks import is_integer
 from pykv.planner.checks import checked_count, refused, whole_number
 
 if TYPE_CHECKING:
@@ -122,7 +123,7 @@ def read_context(context: object, max_model_len: int | None) -> LengthDistributi
 
 
 def _points(context: object) -> int | dict[str, int]:
-    if isinstance(context, int) and not isinstance(context, bool):
+    if is_integer(context):
         return checked_count("context", context, 1, LARGEST_CONTEXT)
     if isinstance(context, str):
         if (number := whole_number(context)) is not None:
@@ -139,9 +140,9 @@ def _points(context: object) -> int | dict[str, int]:
 
 def _tokens(context: object, value: Any) -> int:
     number = whole_number(value) if isinstance(value, str) else value
-    if isinstance(number, bool) or not isinstance(number, int) or not 1 <= number <= LARGEST_CONTEXT:
+    if not is_integer(number) or not 1 <= number <= LARGEST_CONTEXT:
         raise refused("context", context, ALLOWED_CONTEXT)
-    return number
+    return int(number)
 
 
 def _percent(context: object, name: str) -> float:

@@ -77,7 +77,7 @@ def kv_budget(
         raise ConfigError(
             f"nothing is left for the KV cache: {show_bytes(weights_bytes)} of weights and {show_bytes(reserve_bytes)} "
             f"of reserve on each GPU, which has {show_bytes(usable)} for them ({utilization:g} of "
-            f"{show_bytes(gpu.total_bytes)}, {show_bytes(gpu.in_use_bytes)} of it in use by others); allowed: "
+            f"{show_bytes(gpu.total_bytes)}, {show_bytes(gpu.in_use_bytes)} of it in use by others): allowed is "
             f"{_more_ranks(weights_bytes, usable - reserve_bytes)}larger GPUs, or smaller weights"
         )
     return KvBudget(gpu.total_bytes, gpu.in_use_bytes, usable, weights_bytes, reserve_bytes, kv)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pykv.errors import ConfigError, ModelError, UnsupportedModelError
+from pykv.field_checks import shown
 from pykv.layout import KvLayer, KvLayout
 from pykv.models.kv_fields import NUM_HEADS, ConfigFields
 from pykv.models.unread_fields import NotSaidError
@@ -93,7 +95,7 @@ def read_model(options: PlanOptions) -> ModelFacts:
         return _from_numbers(options.by_hand, options)
     if options.model is None:
         raise ConfigError(
-            "model is None; allowed: a folder, a config.json, a known name, or num_layers and the like"
+            "model is not given: allowed is a folder, a config.json, a known name, or num_layers and the like"
         )
     source = _source(options.model)
     attention, state = split_layers(_text_part(source.config))
@@ -177,7 +179,7 @@ def _source(model: str | Path | Mapping[str, Any]) -> _Source:
     if isinstance(model, Mapping):
         return _Source(str(model.get("model_type", "a config")), model)
     path = Path(model)
-    if path.is_dir():
+    if os.path.isdir(path):  # of a name that no file can have Path raises
         if not (path / "config.json").is_file():
             raise ModelError(f"model is {str(path)!r}, a folder without a config.json")
         return replace(
@@ -185,7 +187,7 @@ def _source(model: str | Path | Mapping[str, Any]) -> _Source:
             name=path.name or str(path),
             weights_bytes=bytes_of_files(path),
         )
-    if path.is_file():
+    if os.path.isfile(path):
         return _file_source(path)
     name, entry = known_model(BUNDLED if str(model) == "bundled" else str(model))
     dtype = entry.get("weights_dtype", DEFAULT_DTYPE)
@@ -258,7 +260,7 @@ def _dtype_of_config(config: Mapping[str, Any]) -> str | None:
     if quantization is not None:
         if not isinstance(quantization, Mapping):
             raise UnsupportedModelError(
-                f"check 'weights': quantization_config is {quantization!r}; allowed: an object with quant_method"
+                f"check 'weights': quantization_config is {shown(quantization)}: allowed is an object with quant_method"
             )
         return _dtype_of_quantization(ConfigFields(quantization))
     named = _text_part(config).get("dtype") or _text_part(config).get("torch_dtype")

@@ -203,7 +203,7 @@ def _check_names(given: Mapping[str, Any]) -> None:
 def _check_alternatives(values: Mapping[str, Any]) -> None:
     for first, second in ALTERNATIVES:
         if values[first] is not None and values[second] is not None:
-            raise ConfigError(f"{first} and {second} are both given; allowed: one of them")
+            raise ConfigError(f"{first} and {second} are both given: allowed is one of them")
 
 
 def _gpus(values: Mapping[str, Any]) -> tuple[int, int]:
@@ -253,7 +253,7 @@ def _hand_numbers(values: Mapping[str, Any]) -> HandNumbers | None:
     if not given:
         return None
     if values["model"] is not None:
-        raise ConfigError(f"model and {given[0]} are both given; allowed: one of them")
+        raise ConfigError(f"model and {given[0]} are both given: allowed is one of them")
     counts = {name: _optional_count(values, name) for name in HAND_NAMES if name != "state_bytes"}
     needed = (
         ["num_layers"] if values["latent_dim"] is not None else ["num_layers", "num_kv_heads", "head_dim"]
@@ -285,7 +285,7 @@ def _check_hand_counts(counts: Mapping[str, int | None]) -> None:
         raise refused("num_kv_heads", kv_heads, f"a divisor of num_heads, which is {heads}")
     for name in ("num_kv_heads", "head_dim"):
         if counts["latent_dim"] is not None and counts[name] is not None:
-            raise ConfigError(f"latent_dim and {name} are both given; allowed: one of them")
+            raise ConfigError(f"latent_dim and {name} are both given: allowed is one of them")
     if counts["num_window_layers"] is not None and counts["window"] is None:
         raise refused("window", None, "a whole number above 0, as num_window_layers is given")
     if (counts["num_window_layers"] or 0) > layers:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pykv.errors import UnsupportedModelError
+from pykv.field_checks import shown
 from pykv.models.kv_fields import HEAD_DIM, HIDDEN_SIZE, NUM_HEADS, NUM_KV_HEADS, NUM_LAYERS, ConfigFields
 from pykv.models.unread_fields import NotSaidError, refuse_unread_weights
 
@@ -166,7 +167,7 @@ def _check_alike(fields: ConfigFields) -> None:
     for name in (*NUM_HEADS, *NUM_KV_HEADS):
         if isinstance(fields.find(name), list):
             raise NotSaidError(
-                f"check 'parameters': {name} is {fields.find(name)!r}; allowed: one number for all layers, or "
+                f"check 'parameters': {name} is {shown(fields.find(name))}: allowed is one number for all layers, or "
                 "num_parameters or weights_bytes given"
             )
 
@@ -235,5 +236,5 @@ def _fields(config: Mapping[str, Any]) -> ConfigFields:
 def _part(fields: ConfigFields, name: str) -> ConfigFields:
     part = fields.find(name)
     if not isinstance(part, Mapping):
-        raise UnsupportedModelError(f"check 'parameters': {name} is {part!r}; allowed: an object")
+        raise UnsupportedModelError(f"check 'parameters': {name} is {shown(part)}: allowed is an object")
     return ConfigFields(part)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
+from pykv.field_checks import is_integer
 from pykv.planner.checks import refused
 
 __all__ = ["read_bytes", "read_parameters", "show_bytes"]
@@ -36,8 +37,8 @@ def read_bytes(option: str, value: object, *, zero: bool = False) -> int:
     Raises:
         ConfigError: it is neither, or not above 0 (with `zero`: below 0).
     """
-    if isinstance(value, int) and not isinstance(value, bool):
-        number = Fraction(value)
+    if is_integer(value):
+        number = Fraction(int(value))
     elif isinstance(value, str) and zero and value.strip() == "0":
         number = Fraction(0)
     else:
@@ -56,10 +57,7 @@ def read_parameters(option: str, value: object) -> int:
     """
     if isinstance(value, float) and value == value and abs(value) != float("inf"):
         value = int(value)
-    if isinstance(value, int) and not isinstance(value, bool):
-        number = Fraction(value)
-    else:
-        number = _scaled(option, value, SCALES, ALLOWED_PARAMETERS)
+    number = Fraction(int(value)) if is_integer(value) else _scaled(option, value, SCALES, ALLOWED_PARAMETERS)
     if not 1 <= number <= LARGEST:
         raise refused(option, value, ALLOWED_PARAMETERS)
     return int(number)

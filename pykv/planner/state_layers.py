@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pykv.errors import UnsupportedModelError
+from pykv.field_checks import shown
 from pykv.models.kv_fields import ConfigFields
 
 __all__ = ["StateLayers", "split_layers"]
@@ -91,8 +92,9 @@ def _attention_indices(fields: ConfigFields, num_layers: int) -> set[int] | None
         indices = fields.indices("attn_layer_indices")
         if indices is None:
             raise UnsupportedModelError(
-                f"check 'layout': mamba_d_state is {fields.find('mamba_d_state')!r}, and which layers are attention is "
-                "not said; allowed: layer_types, attn_layer_period or attn_layer_indices beside it, or its numbers"
+                f"check 'layout': mamba_d_state is {shown(fields.find('mamba_d_state'))}, and which layers are "
+                "attention is not said: allowed is layer_types, attn_layer_period or attn_layer_indices beside it, or "
+                "its numbers"
             )
         return set(indices)
     listed = fields.indices("full_attn_idxs")
@@ -122,7 +124,7 @@ def _state_bytes(config: Mapping[str, Any]) -> int:
     dtype = fields.text("mamba_ssm_dtype") or fields.text("mamba_ssm_cache_dtype") or "float32"
     if dtype not in RECURRENT_BYTES:
         raise UnsupportedModelError(
-            f"check 'state layers': mamba_ssm_dtype is {dtype!r}; known are {', '.join(RECURRENT_BYTES)}"
+            f"check 'state layers': mamba_ssm_dtype is {shown(dtype)}; known are {', '.join(RECURRENT_BYTES)}"
         )
     return recurrent * RECURRENT_BYTES[dtype] + conv * CONV_BYTES
 
@@ -152,7 +154,7 @@ def _short_convolution(fields: ConfigFields) -> tuple[int, int]:
 
 def _unknown(fields: ConfigFields) -> tuple[int, int]:
     raise UnsupportedModelError(
-        f"check 'state layers': the sizes of the state layers of {fields.find('model_type')!r} are not known; "
+        f"check 'state layers': the sizes of the state layers of {shown(fields.find('model_type'))} are not known; "
         "give the model by numbers, with state_bytes"
     )
 

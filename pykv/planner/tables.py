@@ -11,6 +11,7 @@ from importlib.resources import files
 from typing import Any
 
 from pykv.errors import ConfigError
+from pykv.field_checks import shown
 from pykv.planner.checks import near
 
 __all__ = ["Gpu", "gpu_names", "gpu_table", "known_model", "model_names"]
@@ -63,7 +64,7 @@ def known_model(name: str) -> tuple[str, Mapping[str, Any]]:
     also = near(name.rpartition("/")[2], [known.partition("/")[2] for known in table])
     hint = f"near ones: {', '.join(also)}; " if also else ""
     raise ConfigError(
-        f"model is {name!r}, which is neither a folder, nor a file, nor one of the {len(table)} known names; "
+        f"model is {shown(name)}, which is neither a folder, nor a file, nor one of the {len(table)} known names; "
         f"{hint}`pykv plan --list models` shows all"
     )
 
@@ -81,7 +82,7 @@ def gpu_table(name: str) -> Gpu:
         also = near(name, _table("gpus"))
         hint = f"near ones: {', '.join(also)}; " if also else ""
         raise ConfigError(
-            f"gpu is {name!r}, which is not known; {hint}`pykv plan --list gpus` shows all, or give memory"
+            f"gpu is {shown(name)}, which is not known; {hint}`pykv plan --list gpus` shows all, or give memory"
         )
     entry = _table("gpus")[full]
     return Gpu(

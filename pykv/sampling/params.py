@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from pykv.errors import InvalidRequestError
+from pykv.field_checks import as_boolean, as_integer, as_number_in, optional, refuse
 from pykv.sampling import checks
 
 MAX_TOKENS_LIMIT = 2**24
@@ -89,8 +90,8 @@ class SamplingParams:
         self._check_ends()
         bias = checks.biases("logit_bias", self.logit_bias, most=LOGIT_BIAS_LIMIT, largest=LARGEST_LOGIT_BIAS)
         self._set("logit_bias", bias)
-        self._set_optional_integer("logprobs", 0, LOGPROBS_LIMIT)
-        self._set_optional_integer("prompt_logprobs", 0, LOGPROBS_LIMIT)
+        for name in ("logprobs", "prompt_logprobs"):
+            self._set(name, optional(as_integer, name, getattr(self, name), 0, LOGPROBS_LIMIT))
 
     @classmethod
     def from_mapping(cls, options: Mapping[str, Any]) -> SamplingParams:
@@ -104,7 +105,7 @@ class SamplingParams:
             if name in STRUCTURED_OUTPUT_OPTIONS:
                 raise InvalidRequestError(f"{name}: structured output is not served; leave it out", name)
             if name not in known:
-                checks.refuse("sampling option", name, ", ".join(sorted(known)))
+                refuse("sampling option", name, f"one of {', '.join(sorted(known))}")
         return cls(**options)
 
     def validated(self, vocab_size: int) -> SamplingParams:
@@ -116,37 +117,32 @@ class SamplingParams:
         for name, token_ids in (("stop_token_ids", self.stop_token_ids), ("logit_bias", self.logit_bias)):
             for token_id in token_ids:
                 if token_id >= vocab_size:
-                    checks.refuse(name, token_id, f"token ids below the vocabulary's size {vocab_size}")
+                    refuse(name, token_id, f"token ids below the vocabulary's size {vocab_size}")
         return self
 
     def _check_lengths(self) -> None:
-        self._set_optional_integer("max_tokens", 1, MAX_TOKENS_LIMIT)
+        self._set("max_tokens", optional(as_integer, "max_tokens", self.max_tokens, 1, MAX_TOKENS_LIMIT))
         most = MAX_TOKENS_LIMIT if self.max_tokens is None else self.max_tokens
-        self._set("min_tokens", checks.integer("min_tokens", self.min_tokens, 0, most))
-        self._set("n", checks.integer("n", self.n, 1, NUM_SAMPLES_LIMIT))
-        self._set_optional_integer("seed", 0, SEED_LIMIT)
+        self._set("min_tokens", as_integer("min_tokens", self.min_tokens, 0, most))
+        self._set("n", as_integer("n", self.n, 1, NUM_SAMPLES_LIMIT))
+        self._set("seed", optional(as_integer, "seed", self.seed, 0, SEED_LIMIT))
 
     def _check_ends(self) -> None:
         longest = STOP_STRING_CHARACTERS_LIMIT
         self._set("stop", checks.strings("stop", self.stop, most=STOP_STRINGS_LIMIT, longest=longest))
         token_ids = checks.integers("stop_token_ids", self.stop_token_ids, most=STOP_TOKEN_IDS_LIMIT)
         self._set("stop_token_ids", token_ids)
-        self._set("ignore_eos", checks.boolean("ignore_eos", self.ignore_eos))
+        as_boolean("ignore_eos", self.ignore_eos)
 
     def _check_distribution(self) -> None:
-        self._set("temperature", checks.real("temperature", self.temperature, 0.0, 1e6))
-        self._set("top_k", checks.integer("top_k", self.top_k, 0, 2**31 - 1))
-        self._set("top_p", checks.real("top_p", self.top_p, 0.0, 1.0, above_low=True))
-        self._set("min_p", checks.real("min_p", self.min_p, 0.0, 1.0))
+        self._set("temperature", as_number_in("temperature", self.temperature, 0.0, 1e6))
+        self._set("top_k", as_integer("top_k", self.top_k, 0, 2**31 - 1))
+        self._set("top_p", as_number_in("top_p", self.top_p, 0.0, 1.0, above_low=True))
+        self._set("min_p", as_number_in("min_p", self.min_p, 0.0, 1.0))
         for name in ("presence_penalty", "frequency_penalty"):
-            self._set(name, checks.real(name, getattr(self, name), -2.0, 2.0))
-        penalty = checks.real("repetition_penalty", self.repetition_penalty, 0.01, 100.0)
+            self._set(name, as_number_in(name, getattr(self, name), -2.0, 2.0))
+        penalty = as_number_in("repetition_penalty", self.repetition_penalty, 0.01, 100.0)
         self._set("repetition_penalty", penalty)
-
-    def _set_optional_integer(self, name: str, low: int, high: int) -> None:
-        value = getattr(self, name)
-        if value is not None:
-            self._set(name, checks.integer(name, value, low, high))
 
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)

@@ -9,8 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from pykv.errors import ConfigError
+from pykv.field_checks import as_boolean, as_integer, as_number_in
 
 __all__ = ["CostModel", "check_parts"]
+
+_MOST_SECONDS = 3600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,19 +51,11 @@ class CostModel:
     overlaps: bool = False
 
     def __post_init__(self) -> None:
-        if type(self.overlaps) is not bool:
-            raise ConfigError(f"overlaps is {self.overlaps!r}: allowed are true and false")
-        if type(self.window) is not int or not 0 <= self.window <= 2**30:
-            raise ConfigError(f"window is {self.window!r}: allowed are tokens from 0 to {2**30}")
-        if not _is_number(self.expert_share) or not 0 <= self.expert_share <= 1:
-            raise ConfigError(f"expert_share is {self.expert_share!r}: allowed is a number from 0 to 1")
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if field.name in ("overlaps", "window"):
-                continue
-            if not _is_number(value) or not 0 <= value <= 3600:
-                raise ConfigError(f"{field.name} is {value!r}: allowed are seconds from 0 to 3600")
-            object.__setattr__(self, field.name, float(value))
+        as_boolean("overlaps", self.overlaps, ConfigError)
+        object.__setattr__(self, "window", as_integer("window", self.window, 0, 2**30, ConfigError))
+        for name in (field.name for field in fields(self) if field.name not in ("overlaps", "window")):
+            most = 1.0 if name == "expert_share" else _MOST_SECONDS
+            object.__setattr__(self, name, as_number_in(name, getattr(self, name), 0.0, most, ConfigError))
 
     @classmethod
     def parse(cls, text: str) -> CostModel:
@@ -104,10 +99,6 @@ class CostModel:
             OSError: it cannot be written.
         """
         Path(path).write_text(json.dumps({"cost_model": asdict(self), **about}, indent=2) + "\n")
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def check_parts(values: object) -> None:

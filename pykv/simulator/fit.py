@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from pykv import _core
 from pykv.errors import ConfigError
+from pykv.field_checks import as_integer, optional
 from pykv.scheduler import SchedulerConfig
 from pykv.simulator.cost import CostModel
 from pykv.simulator.measured_run import MeasuredRun
@@ -87,8 +88,7 @@ def fit(run: MeasuredRun, *, num_blocks: int | None = None) -> FitReport:
     """
     if run.trace.num_requests < 4:
         raise ConfigError(f"the run has {run.trace.num_requests} requests: allowed are at least 4")
-    if num_blocks is not None and (type(num_blocks) is not int or not 1 <= num_blocks <= MAX_BLOCKS):
-        raise ConfigError(f"num_blocks is {num_blocks!r}: allowed are None and 1 to {MAX_BLOCKS}")
+    num_blocks = optional(as_integer, "num_blocks", num_blocks, 1, MAX_BLOCKS, ConfigError)
     native = run.trace.native.with_block_size(run.block_size)
     blocks = num_blocks or run.num_blocks or _blocks_of_all(run, native)
     config = SchedulerConfig(

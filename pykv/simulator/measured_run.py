@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pykv.errors import TraceError
+from pykv.field_checks import shown
 from pykv.simulator.formats.rows import Line, integer, number
 from pykv.simulator.trace import Trace, read_lines, read_trace
 
@@ -152,6 +153,6 @@ def _sample(row: dict[str, Any], line: Line) -> list[float]:
         except (KeyError, TypeError, ValueError):
             value = math.nan
         if not math.isfinite(value):
-            raise line.error(f"{field} is {row.get(field)!r}: allowed is a finite number")
+            raise line.error(f"{field} is {shown(row.get(field))}: allowed is a finite number")
         values.append(value)
     return values

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from pykv.errors import ConfigError
+from pykv.field_checks import as_boolean, as_integer, as_number_in, one_of, optional, refuse, shown
 from pykv.kv_format import BF16, KvFormat, kv_format_of
 from pykv.planner.sizes import read_bytes
 from pykv.simulator.cost import CostModel
@@ -105,8 +106,8 @@ class ReplayOptions:
         found = read_cost(self.cost, model=self.model, kv_format=self.kv_format, block_size=block_size)
         if self.kv_dtype is not None and not found.is_roofline:
             raise ConfigError(
-                f"kv_dtype is {self.kv_dtype!r}: not allowed with cost {self.cost!r}, as what its steps read would "
-                "not follow; allowed with a roofline"
+                f"kv_dtype is {shown(self.kv_dtype)}: not allowed with cost {shown(self.cost)}, as what its steps read "
+                "would not follow: allowed with a roofline"
             )
         return found
 
@@ -122,7 +123,7 @@ class ReplayOptions:
         said = step.served or step.kv_bytes
         if given is not None and said is not None:
             by = step.served.name if step.served else "kv_bytes of cost"
-            raise ConfigError(f"kv_bytes_per_token is {given!r}: not allowed where {by} says it")
+            raise ConfigError(f"kv_bytes_per_token is {shown(given)}: not allowed where {by} says it")
         stored = said if given is None else given
         return blocks_in(
             read_bytes("kv_memory_bytes", self.kv_memory_bytes),
@@ -159,22 +160,22 @@ def read_replay_options(given: Mapping[str, Any]) -> ReplayOptions:
 
 def _check_values(options: ReplayOptions) -> None:
     for name in ("serial", "knows_outputs"):
-        if type(getattr(options, name)) is not bool:
-            raise ConfigError(f"{name} is {getattr(options, name)!r}: allowed are True and False")
-    _choose("allocator", options.allocator, ALLOCATORS)
+        as_boolean(name, getattr(options, name), ConfigError)
+    one_of("allocator", options.allocator, ALLOCATORS)
     if isinstance(options.policy, str):
-        _choose("policy", options.policy, POLICIES)
+        one_of("policy", options.policy, tuple(POLICIES))
     elif isinstance(options.policy, type) or not callable(getattr(options.policy, "rank", None)):
-        allowed = f"{', '.join(POLICIES)}, or an object with a method rank"
-        raise ConfigError(f"policy is {options.policy!r}: allowed are {allowed}")
+        allowed = f"one of {', '.join(POLICIES)}, or an object with a method rank"
+        refuse("policy", options.policy, allowed, ConfigError)
     if options.cost is not None and not isinstance(options.cost, str | CostModel):
-        raise ConfigError(f"cost is {options.cost!r}: allowed is a CostModel, or a text that names one")
+        refuse("cost", options.cost, "a CostModel, or a text that names one", ConfigError)
     if options.model is not None and not isinstance(options.model, str | os.PathLike):
-        raise ConfigError(f"model is {options.model!r}: allowed is a folder, a config.json, or a known name")
+        refuse("model", options.model, "a folder, a config.json, or a known name", ConfigError)
     if options.retention is not None and not isinstance(options.retention, str):
-        raise ConfigError(f"retention is {options.retention!r}: allowed is the name of a rule")
+        refuse("retention", options.retention, "the name of a rule", ConfigError)
     if (options.num_blocks is None) == (options.kv_memory_bytes is None):
-        raise ConfigError("num_blocks or kv_memory_bytes: exactly one of them is needed")
+        given = "neither" if options.num_blocks is None else "both"
+        raise ConfigError(f"{given} of num_blocks and kv_memory_bytes is given: allowed is one of them")
     if options.kv_memory_bytes is None:
         _refuse(options, ["kv_bytes_per_token"], "without kv_memory_bytes")
     else:
@@ -193,31 +194,21 @@ def _check_timed(options: ReplayOptions) -> None:
     if options.policy not in PRODUCTION_POLICIES:
         allowed = " and ".join(map(repr, PRODUCTION_POLICIES))
         raise ConfigError(
-            f"policy is {options.policy_name!r}: in virtual time allowed are {allowed}; others need serial"
+            f"policy is {shown(options.policy_name)}: in virtual time allowed are {allowed}; others need serial"
         )
     if options.concurrency is not None:
         _refuse(options, ["speed"], "with concurrency, which does not look at the trace's times")
-    speed, concurrency = options.speed, options.concurrency
-    if speed is not None and (
-        isinstance(speed, bool) or not isinstance(speed, int | float) or not 1e-6 <= speed <= 1e6
-    ):
-        raise ConfigError(f"speed is {speed!r}: allowed is a number from 1e-6 to 1e6")
-    if concurrency is not None and (type(concurrency) is not int or not 1 <= concurrency <= MAX_BLOCKS):
-        raise ConfigError(f"concurrency is {concurrency!r}: allowed are None and 1 to {MAX_BLOCKS}")
+    optional(as_number_in, "speed", options.speed, 1e-6, 1e6, ConfigError)
+    optional(as_integer, "concurrency", options.concurrency, 1, MAX_BLOCKS, ConfigError)
 
 
 def _check_pieces(options: ReplayOptions, given: Mapping[str, Any]) -> None:
     names = ["retention", "knows_outputs"]
     names += [name for name in options.scheduler if name not in PIECE_OPTIONS]
-    why = f"with allocator {options.allocator!r}, which keeps no blocks: it comes first, it is served first"
+    why = f"with allocator {shown(options.allocator)}, which keeps no blocks: it comes first, it is served first"
     if given.get("policy") is not None:  # its default too: there is nothing to evict
         raise ConfigError(f"policy: not allowed {why}")
     _refuse(options, names, why)
-
-
-def _choose(name: str, value: object, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise ConfigError(f"{name} is {value!r}: allowed are {', '.join(allowed)}")
 
 
 def _refuse(options: ReplayOptions, names: Iterable[str], why: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pykv.errors import ConfigError
+from pykv.field_checks import as_number_in
 from pykv.kv_format import USUAL_HEAD_DIM, KvFormat
 from pykv.simulator.served_model import ServedModel
 
@@ -43,7 +44,8 @@ def _bytes_per_token(given: float | None, kv_format: KvFormat) -> float:
         raise ConfigError(
             "kv_bytes_per_token is None: allowed with kv_memory_bytes where a model is named, by model or by cost"
         )
-    if isinstance(given, bool) or not isinstance(given, int | float) or not 0 < given < 1e12:
-        raise ConfigError(f"kv_bytes_per_token is {given!r}: allowed is above 0 and below 1e12")
+    number = as_number_in(
+        "kv_bytes_per_token", given, 0.0, 1e12, ConfigError, above_low=True, below_high=True
+    )
     # Of such a model the head size, and so how many scales there are, is not known.
-    return given * kv_format.row_bytes(USUAL_HEAD_DIM) / (2 * USUAL_HEAD_DIM)
+    return number * kv_format.row_bytes(USUAL_HEAD_DIM) / (2 * USUAL_HEAD_DIM)

@@ -10,6 +10,7 @@ from typing import Any
 
 from pykv import _core
 from pykv.errors import ConfigError
+from pykv.field_checks import as_integer, is_integer, refuse, shown
 from pykv.scheduler import SchedulerConfig
 from pykv.simulator.options import MAX_BLOCKS, ReplayOptions, read_replay_options
 from pykv.simulator.policy import EvictionPolicy, ranking_of
@@ -71,7 +72,7 @@ class Replayer:
         windows = step.served is not None and step.served.has_windows
         if options.serial and windows and step.served is not None:
             raise ConfigError(
-                f"model is {step.served.name!r}: its layers with windows need virtual time, not serial"
+                f"model is {shown(step.served.name)}: its layers with windows need virtual time, not serial"
             )
         blocks = _num_blocks(options.pool_blocks(native.block_size, step), native, windows=windows)
         timed, evictions = None, None
@@ -133,8 +134,7 @@ class Replayer:
 
     def _in_blocks_of(self, block_size: int | None) -> _core.Trace:
         size = self.trace.block_size if block_size is None else block_size
-        if type(size) is not int or not 1 <= size <= 65_536:
-            raise ConfigError(f"block_size is {size!r}: allowed are 1 to 65536")
+        size = as_integer("block_size", size, 1, 65_536, ConfigError)
         if size not in self._natives:
             self._natives[size] = self.trace.native.with_block_size(size)
         return self._natives[size]
@@ -145,7 +145,7 @@ def _num_blocks(num_blocks: int | str | None, native: _core.Trace, *, windows: b
     if isinstance(num_blocks, str) and num_blocks.endswith("%"):
         if windows:
             raise ConfigError(
-                f"num_blocks is {num_blocks!r}: allowed is a number where layers have windows: a block is then of "
+                f"num_blocks is {shown(num_blocks)}: allowed is a number where layers have windows: a block is then of "
                 "some layers only"
             )
         try:
@@ -154,11 +154,10 @@ def _num_blocks(num_blocks: int | str | None, native: _core.Trace, *, windows: b
             share = -1
         hits = native.replay_infinite()
         num_blocks = int(share * (hits.queried_blocks - hits.blocks)) if 0 < share <= 1 else num_blocks
-    if type(num_blocks) is not int or not 1 <= num_blocks <= MAX_BLOCKS:
-        raise ConfigError(
-            f"num_blocks is {num_blocks!r}: allowed are 1 to {MAX_BLOCKS}, or a share such as '10%'"
-        )
-    return num_blocks
+    if not is_integer(num_blocks) or not 1 <= num_blocks <= MAX_BLOCKS:
+        allowed = f"an integer from 1 to {MAX_BLOCKS}, or a share such as '10%'"
+        refuse("num_blocks", num_blocks, allowed, ConfigError)
+    return int(num_blocks)
 
 
 def _rate(hits: _core.CacheHits) -> float:

@@ -11,6 +11,7 @@ from fractions import Fraction
 from functools import cached_property
 
 from pykv.errors import ConfigError
+from pykv.field_checks import shown
 from pykv.kv_format import KvFormat
 from pykv.layer_groups import LayerGroups
 from pykv.layout import KvLayer, KvLayout
@@ -66,7 +67,7 @@ class ServedModel:
         if len(windows) > 1:
             sizes = ", ".join(map(str, sorted(windows)))
             raise ConfigError(
-                f"model is {self.name!r}, whose layers have windows of {sizes} tokens: "
+                f"model is {shown(self.name)}, whose layers have windows of {sizes} tokens: "
                 "a roofline is made for one size of window; give a measured or a linear cost"
             )
         return windows.pop() if windows else 0
@@ -163,7 +164,7 @@ def served_model(model: str | os.PathLike[str], weights_dtype: str | None = None
     facts = read_model(read_options({"model": model, "weights_dtype": weights_dtype}))
     if facts.engine is None:
         raise ConfigError(
-            f"model is {str(model)!r}, which a replay cannot represent, as pykv does not serve it: "
+            f"model is {shown(str(model))}, which a replay cannot represent, as pykv does not serve it: "
             f"{facts.engine_refusal}"
         )
     missing = {
@@ -173,5 +174,7 @@ def served_model(model: str | os.PathLike[str], weights_dtype: str | None = None
         "num_experts_per_tok": facts.experts is not None and facts.experts.used is None,
     }
     if unknown := [name for name, is_missing in missing.items() if is_missing]:
-        raise ConfigError(f"model is {str(model)!r}, whose config does not tell its {' and '.join(unknown)}")
+        raise ConfigError(
+            f"model is {shown(str(model))}, whose config does not tell its {' and '.join(unknown)}"
+        )
     return ServedModel(facts, facts.engine.model_layout)

@@ -14,10 +14,10 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from pykv.errors import ConfigError
+from pykv.field_checks import shown
 from pykv.kv_format import BF16, USUAL_HEAD_DIM, KvFormat
 from pykv.planner.tables import Gpu, gpu_table
 from pykv.simulator.cost import CostModel, check_parts
@@ -100,10 +100,10 @@ def _formula(text: str) -> CostModel:
         if (window := numbers.get("window")) is not None and window.is_integer():
             numbers["window"] = int(window)
         return CostModel(**numbers)
-    if Path(text).is_file():
+    if os.path.isfile(text):  # of a name that no file can have Path raises
         return CostModel.load(text)
     raise ConfigError(
-        f"cost is {text!r}: allowed are constant:SECONDS, linear:FIELD=SECONDS,..., roofline:GPU,..., or the "
+        f"cost is {shown(text)}: allowed are constant:SECONDS, linear:FIELD=SECONDS,..., roofline:GPU,..., or the "
         "path of a JSON file"
     )
 
@@ -131,7 +131,9 @@ def _roofline(
     parts = _parts(rest)
     named, dtype = parts.pop("model", None), parts.pop("weights_dtype", None)
     if named and model is not None:
-        raise ConfigError(f"model is {str(model)!r}, and cost names {named!r}: allowed is one of them")
+        raise ConfigError(
+            f"model is {shown(str(model))}, and cost names {shown(named)}: allowed is one of them"
+        )
     if unknown := sorted(set(parts) - {*ALL_HANDS, *OF_DEVICE}):
         known = ", ".join(sorted({"model", "weights_dtype", *ALL_HANDS, *OF_DEVICE}))
         raise ConfigError(f"cost model: {unknown} is unknown; known are {known}")
@@ -142,7 +144,7 @@ def _roofline(
         return _by_hand(gpu_name, device, values, dtype, kv_format, block_size)
     if both := [name for name in ALL_HANDS if name in values]:
         raise ConfigError(
-            f"cost gives {', '.join(both)} beside the model {str(chosen)!r}: allowed is one of them"
+            f"cost gives {', '.join(both)} beside the model {shown(str(chosen))}: allowed is one of them"
         )
     served = served_model(chosen, dtype)
     cost = CostModel(
@@ -227,7 +229,7 @@ def _number(name: str, text: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise ConfigError(f"{name} is {text!r}: allowed is a number") from None
+        raise ConfigError(f"{name} is {shown(text)}: allowed is a number") from None
 
 
 def _positive(name: str, text: str) -> float:

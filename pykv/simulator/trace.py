@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import itertools
 import json
+import math
 import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator
@@ -14,6 +15,7 @@ from typing import IO, Any, cast
 
 from pykv import _core
 from pykv.errors import ConfigError, TraceError
+from pykv.field_checks import as_integer, as_number_in
 from pykv.simulator.formats import azure, measured, mooncake, runs, vllm_bench
 from pykv.simulator.formats.rows import Line, Rows
 
@@ -69,10 +71,8 @@ def read_trace(path: str | os.PathLike[str], *, request_rate: float = 1.0, seed:
         ConfigError: `request_rate` is not above 0, or `seed` below it.
         OSError: the file cannot be read.
     """
-    if type(seed) is not int or seed < 0:
-        raise ConfigError(f"seed is {seed!r}: allowed is a whole number of at least 0")
-    if not 0 < request_rate < float("inf"):
-        raise ConfigError(f"request_rate is {request_rate}: allowed is a finite number above 0")
+    as_integer("seed", seed, 0, 2**63 - 1, ConfigError)
+    as_number_in("request_rate", request_rate, 0.0, math.inf, ConfigError, above_low=True, below_high=True)
     name = Path(path).name.partition(".")[0]
     rows = Rows(str(path))
     lines = _numbered(Path(path))

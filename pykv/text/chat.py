@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from pykv.errors import InvalidRequestError
+from pykv.field_checks import refuse
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 MESSAGES_LIMIT = 4096
@@ -18,9 +19,9 @@ def checked_messages(messages: object) -> list[dict[str, str]]:
     """
     allowed = f"1 to {MESSAGES_LIMIT} messages, each with role and content"
     if not isinstance(messages, Sequence) or isinstance(messages, (str, bytes)):
-        raise InvalidRequestError(f"messages is a {type(messages).__name__}; allowed: {allowed}", "messages")
+        refuse("messages", messages, allowed)
     if not 1 <= len(messages) <= MESSAGES_LIMIT:
-        raise InvalidRequestError(f"messages holds {len(messages)}; allowed: {allowed}", "messages")
+        raise InvalidRequestError(f"messages holds {len(messages)}: allowed is {allowed}", "messages")
     return [_checked(index, message) for index, message in enumerate(messages)]
 
 
@@ -36,9 +37,9 @@ def _checked(index: int, message: object) -> dict[str, str]:
     place = f"messages[{index}]"
     if not isinstance(message, Mapping) or set(message) != {"role", "content"}:
         raise InvalidRequestError(f"{place}: allowed are exactly the fields role and content", "messages")
-    if message["role"] not in ROLES:
+    if not isinstance(message["role"], str) or message["role"] not in ROLES:
         raise InvalidRequestError(f"{place}.role: allowed are {', '.join(ROLES)}", "messages")
     if not isinstance(message["content"], str):
         kind = type(message["content"]).__name__
-        raise InvalidRequestError(f"{place}.content is a {kind}; allowed: text", "messages")
+        raise InvalidRequestError(f"{place}.content is of type {kind}: allowed is text", "messages")
     return {"role": message["role"], "content": message["content"]}

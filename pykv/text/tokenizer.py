@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from types import NoneType
 from typing import Any
 
 from jinja2 import TemplateError
 from tokenizers import Tokenizer, models
 
 from pykv.errors import InvalidRequestError, ModelError
+from pykv.field_checks import refuse
 from pykv.text.chat import checked_messages
 from pykv.text.control_tokens import ControlTokens
 from pykv.text.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
@@ -76,6 +78,8 @@ class TextTokenizer:
         defused = [
             {**message, "content": defuse(message["content"])} for message in checked_messages(messages)
         ]
+        if not isinstance(template_options, (Mapping, NoneType)):
+            refuse("template_options", template_options, "a mapping of more variables for the template")
         text = self._rendered(defused, template_options or {})
         return self._control_tokens.drop_marks(self._encode("messages", text, add_special_tokens=False))
 
@@ -97,7 +101,7 @@ class TextTokenizer:
         try:
             text.encode()
         except UnicodeEncodeError as error:
-            message = f"{field}: a lone surrogate at character {error.start}; allowed: Unicode text"
+            message = f"{field} has a lone surrogate at character {error.start}: allowed is Unicode text"
             raise InvalidRequestError(message, field) from error
         return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
 
@@ -117,7 +121,7 @@ class TextTokenizer:
 def _private_copy(tokenizer: Any) -> Tokenizer:
     backend = getattr(tokenizer, "backend_tokenizer", tokenizer)
     if not isinstance(backend, Tokenizer):
-        raise ModelError(f"the tokenizer is a {type(tokenizer).__name__}; allowed: one with a fast backend")
+        refuse("tokenizer", tokenizer, "one with a fast backend", ModelError)
     copy = Tokenizer.from_str(backend.to_str())
     copy.no_truncation()
     copy.no_padding()

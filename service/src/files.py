@@ -24,8 +24,9 @@ def read_toml(path: Path, name: str) -> dict[str, Any]:
     Raises:
         ConfigError: it is no regular file, too large, cannot be read, or is no TOML that Python can hold.
     """
+    content = _read_bytes(path, name)
     try:
-        return tomllib.loads(_read_bytes(path, name).decode())
+        return tomllib.loads(content.decode())
     except RecursionError:
         raise ConfigError(f"{name} {path} is nested too deeply; allowed: tables of plain values") from None
     except ValueError as error:  # TOMLDecodeError, text that is not UTF-8, integers of thousands of digits

@@ -79,14 +79,17 @@ def test_a_policy_comes_from_a_file(capsys: pytest.CaptureFixture[str], tmp_path
     ("arguments", "message"),
     [
         (["missing.jsonl", "--num-blocks", "9"], "trace missing.jsonl: No such file"),
-        ([AGENTS], "exactly one of them is needed"),
+        ([AGENTS], "neither of num_blocks and kv_memory_bytes is given: allowed is one"),
         (
             [AGENTS, "--num-blocks", "9", "--serial", "--policy", "nowhere.py:X"],
             "nowhere.py is no Python file",
         ),
         ([AGENTS, "--num-blocks", "9", "--serial", "--policy", f"{__file__}:X"], "defines no X"),
         ([AGENTS, "--num-blocks", "9", "--sweep", "colour=red"], "'colour=red' is no OPTION=A,B"),
-        ([AGENTS, "--num-blocks", "9", "--sweep", "speed=fast"], "speed is 'fast': allowed are numbers"),
+        (
+            [AGENTS, "--num-blocks", "9", "--sweep", "speed=fast"],
+            "sweep: speed is 'fast': allowed is a number",
+        ),
         (
             [AGENTS, "--num-blocks", "900", "--plot", "no/such/folder.svg"],
             "--plot is 'no/such/folder.svg', which cannot be written: there is no folder no/such",
@@ -94,7 +97,7 @@ def test_a_policy_comes_from_a_file(capsys: pytest.CaptureFixture[str], tmp_path
         # Before the trace is looked at.
         (
             ["missing.jsonl", "--num-blocks", "9", "--plot", "x.jpg"],
-            "--plot is 'x.jpg'; allowed: a file that ends",
+            "--plot is 'x.jpg': allowed is a file that ends",
         ),
         (
             [AGENTS, "--num-blocks", "9", "--serial", "--plot", "x.svg"],
@@ -102,6 +105,17 @@ def test_a_policy_comes_from_a_file(capsys: pytest.CaptureFixture[str], tmp_path
         ),
         ([AGENTS, "--num-blocks", "9", "--series"], "series: not allowed without json"),
         ([AGENTS, "--num-blocks", "9", "--seed", "-1"], "seed is -1"),
+        (
+            [AGENTS, "--num-blocks", "abc"],
+            "--num-blocks is 'abc': allowed is an integer, or a share such as 10%; see pykv replay --help",
+        ),
+        ([AGENTS, "--num-blocks", "9", "--speed", "fast"], "--speed is 'fast': allowed is a number; see"),
+        (
+            [AGENTS, "--num-blocks", "9", "--kv-memory-bytes", "1GiB"],
+            "both of num_blocks and kv_memory_bytes",
+        ),
+        ([AGENTS, "--kv-memory-bytes", "many"], "kv_memory_bytes is 'many': allowed is a size"),
+        ([], "required: TRACE; see pykv replay --help"),
     ],
 )
 def test_a_refusal_is_one_line(

@@ -4,79 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, NamedTuple
 
 import numpy as np
+from junk import Call, each, faults
 
 from pykv import blocks, events, recording, scheduler, scope
 from pykv.blocks import BlockPool, BlockTable, PrefixCache
-from pykv.errors import InvalidRequestError, PykvError
 from pykv.events import content_keys
 from pykv.recording import Recording, replay_recording
 from pykv.scheduler import OUTCOME_OK, Scheduler, SchedulerConfig, StepBuffers
 from pykv.scope import scope_of
 
-
-class Opaque:
-    """An object that nothing takes, not even `repr`."""
-
-    def __repr__(self) -> str:
-        raise RuntimeError("nobody sees me")
-
-
-JUNK: dict[str, Any] = {
-    "none": None,
-    "bool": True,
-    "numpy bool": np.bool_(False),
-    "negative": -1,
-    "huge": 2**64,
-    "negative and huge": -(2**70),
-    "endless": 10**5000,
-    "float": 1.5,
-    "whole float": 2.0,
-    "nan": float("nan"),
-    "infinity": float("inf"),
-    "complex": 1j,
-    "text": "junk",
-    "empty text": "",
-    "text with a null": "a\0b",
-    "bytes": b"junk",
-    "list": [1, 2],
-    "list of bools": [True, 3],
-    "ragged list": [[1], [2, 3]],
-    "list of text": ["a"],
-    "mapping": {"a": 1},
-    "mapping of numbers": {1: 1, "a": 2},
-    "set": {1},
-    "class": int,
-    "opaque": Opaque(),
-    "generator": (token for token in (1, 2)),
-    "int array": np.arange(3),
-    "int32 array": np.arange(3, dtype=np.int32),
-    "float array": np.ones(3),
-    "bool array": np.ones(3, bool),
-    "object array": np.array([None]),
-    "text array": np.array(["auto", "lru"]),
-    "huge array": np.array([2**63], np.uint64),
-    "negative array": np.array([-5]),
-    "matrix": np.ones((1, 1), np.int64),
-    "empty array": np.ones(0, np.float32),
-    "scalar array": np.array(3.5),
-}
 SECONDS = {"float", "whole float", "huge"}
 TOKENS = {"list", "int array", "int32 array"}
-
-
-class Call(NamedTuple):
-    """A call with arguments that are allowed, and for each argument the junk that is none."""
-
-    function: Callable[..., object]
-    arguments: dict[str, Any]
-    allowed: Mapping[str, set[str]] = MappingProxyType({})
-    """Of some parameters: the junk that is allowed there."""
 
 
 class World:
@@ -128,11 +70,6 @@ class World:
             self.cache.num_evictions,
             self.table.block_ids(),
         ]
-
-
-def each(fields: Iterable[str], allowed: set[str]) -> dict[str, set[str]]:
-    """The same junk allowed for several fields."""
-    return dict.fromkeys(fields, allowed)
 
 
 def config_options() -> dict[str, set[str]]:
@@ -258,39 +195,9 @@ def calls(world: World, folder: Path) -> Iterator[Call]:
     )
 
 
-def is_documented(error: PykvError, function: Callable[..., object]) -> bool:
-    """Whether a docstring names an error's class, or one that it derives from."""
-    raises = (inspect.getdoc(function) or "").partition("\nRaises:\n")[2]
-    return any(f"{kind.__name__}:" in raises for kind in type(error).__mro__)
-
-
 def test_junk_is_refused_by_name_and_changes_nothing(tmp_path: Path) -> None:
     world = World()
-    before = world.state()
-    wrong, num_refused = [], 0
-    for call in calls(world, tmp_path):
-        for field in call.arguments:
-            for kind in JUNK.keys() - call.allowed.get(field, set()):
-                what = f"{call.function.__qualname__}({field}={kind})"
-                try:
-                    result = call.function(**call.arguments | {field: JUNK[kind]})
-                except PykvError as error:
-                    num_refused += 1
-                    if not is_documented(error, call.function):
-                        wrong.append(
-                            f"{what} raises {type(error).__name__}, which its docstring does not name"
-                        )
-                    if field not in str(error):
-                        wrong.append(f"{what} does not name it: {error}")
-                    elif isinstance(error, InvalidRequestError) and error.field != field:
-                        wrong.append(f"{what} has field {error.field}: {error}")
-                except Exception as error:
-                    wrong.append(f"{what} raises {type(error).__name__}: {error}")
-                else:
-                    wrong.append(f"{what} gives {result!r}")
-        if world.state() != before:
-            wrong.append(f"{call.function.__qualname__} changed something")
-            before = world.state()
+    wrong, num_refused = faults(calls(world, tmp_path), world.state, documented=True)
     assert not wrong, "\n".join(wrong)
     assert num_refused > 2000
     assert list(tmp_path.iterdir()) == []

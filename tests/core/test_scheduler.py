@@ -111,7 +111,9 @@ def test_any_integers_make_a_prompt() -> None:
         ([2**40], f"prompt holds {2**40}"),
         ([1.5], "prompt holds float64"),
         ([[1, 2]], "prompt has 2 dimensions"),
-        ("text", "prompt has 0 dimensions"),
+        ("text", "prompt is 'text': allowed is a sequence of token ids"),
+        (None, "prompt is None: allowed is a sequence of token ids"),
+        ((token for token in (1, 2)), "prompt is <generator .*: allowed is a sequence of token ids"),
     ],
 )
 def test_a_bad_prompt_is_refused_by_value(prompt: object, message: str) -> None:

@@ -119,8 +119,28 @@ def test_a_slot_is_copied_in_all_layers_and_no_other_is_touched() -> None:
     ]
     assert [float(state[slot].max()) for state in pool.states[0] for slot in range(4)] == [0, 1, 0, 1] * 2
     pool.copy(torch.empty(0, 2, dtype=torch.int64))
-    with pytest.raises(ValueError, match=r"pairs is torch.int32 \[1, 2\]: needed is int64"):
-        pool.copy(torch.zeros(1, 2, dtype=torch.int32))
+
+
+@pytest.mark.parametrize(
+    ("pairs", "message"),
+    [
+        (torch.zeros(1, 2, dtype=torch.int32), r"pairs is int32 \[1, 2\]: allowed is a tensor of int64 \["),
+        (torch.zeros(2, dtype=torch.int64), r"pairs is int64 \[2\]: allowed is a tensor of int64 \["),
+        (np.array([[1, 2]]), r"pairs is array\(\[\[1, 2\]\]\): allowed is a Tensor"),
+        (torch.tensor([[1, 4]]), "pairs is 4: allowed is an integer from 0 to 3"),
+        (torch.tensor([[1, 2], [-1, 3]]), "pairs is -1: allowed is an integer from 0 to 3"),
+        (
+            torch.zeros(1, 2, dtype=torch.int64, device="meta"),
+            "pairs is on meta: allowed is a tensor .* on cpu",
+        ),
+    ],
+)
+def test_pairs_that_are_none_are_refused_and_nothing_is_copied(pairs: torch.Tensor, message: str) -> None:
+    pool = StatePool(GROUP, 4)
+    pool.states[0][0][1] = 7
+    with pytest.raises(InvalidRequestError, match=message):
+        pool.copy(pairs)
+    assert [float(state.sum()) for layer in pool.states for state in layer] == [21, 0, 0]
 
 
 def test_without_states_their_arrays_are_empty() -> None:

@@ -202,14 +202,20 @@ def test_auto_is_the_weights_own(make_engine):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"kv_dtype": "int3"}, "kv_dtype is 'int3'; allowed: auto, f32, bf16, f16, int8, fp8"),
-        ({"kv_dtype": "bf16", "kv_scales": (1.0, 1.0)}, "'bf16' has none; allowed with: int8, fp8"),
-        ({"kv_scales": (1.0, 1.0)}, "kv_dtype is 'auto'; allowed with: int8, fp8"),
-        ({"kv_dtype": "int8", "kv_scales": (1.0,)}, "allowed: two finite numbers above 0"),
-        ({"kv_dtype": "int8", "kv_scales": (0.0, 1.0)}, "allowed: two finite numbers above 0"),
-        ({"kv_dtype": "fp8", "kv_scales": (1.0, float("nan"))}, "allowed: two finite numbers above 0"),
+        ({"kv_dtype": "int3"}, "kv_dtype is 'int3': allowed is one of auto, f32, bf16, f16, int8, fp8"),
+        ({"kv_dtype": "bf16", "kv_scales": (1.0, 1.0)}, "'bf16' has none: allowed with int8, fp8"),
+        ({"kv_scales": (1.0, 1.0)}, "kv_dtype is 'auto': allowed with int8, fp8"),
+        ({"kv_dtype": "int8", "kv_scales": (1.0,)}, "allowed is two finite numbers above 0"),
+        (
+            {"kv_dtype": "int8", "kv_scales": (0.0, 1.0)},
+            r"kv_scales is .*: allowed is a finite number above 0",
+        ),
+        (
+            {"kv_dtype": "fp8", "kv_scales": (1.0, float("nan"))},
+            r"kv_scales is .*: allowed is a finite number above 0",
+        ),
         ({"preemption": "swap"}, "swap_space_bytes is 0"),
-        ({"preemption": "never"}, "allowed: auto, recompute, swap"),
+        ({"preemption": "never"}, "preemption is 'never': allowed is one of auto, recompute, swap"),
         ({"swap_space_bytes": -1}, "swap_space_bytes is -1"),
     ],
     ids=str,
@@ -224,9 +230,9 @@ def test_options_that_do_not_fit_are_refused(options, message):
     [
         (
             {"kv_dtype": "int4", "attention_backend": "cpu"},
-            "attention_backend is 'cpu'; allowed with it: auto, torch",
+            "attention_backend is 'cpu': allowed with it are auto and torch",
         ),
-        ({"swap_space_bytes": 100}, r"swap_space_bytes is 100; allowed: 0, or at least \d+, two blocks"),
+        ({"swap_space_bytes": 100}, r"swap_space_bytes is 100: allowed is 0, or at least \d+, two blocks"),
     ],
     ids=str,
 )

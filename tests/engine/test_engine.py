@@ -88,6 +88,17 @@ def test_a_prompt_without_room_for_one_more_token_is_refused(make_scripted_engin
         engine.generate([[65] * num_prompt_tokens], GREEDY)
 
 
+@pytest.mark.parametrize("num_prompt_tokens", [64, 65, 10_000])
+def test_the_longest_prompt_that_a_refusal_names_is_taken(make_scripted_engine, num_prompt_tokens):
+    engine = make_scripted_engine(lambda history: 65, max_model_len=64)
+    for prompt in ([65] * num_prompt_tokens, "A" * num_prompt_tokens * 13):
+        with pytest.raises(
+            CapacityError, match=r"prompt has .*: allowed is at most 63, as prompt and output"
+        ):
+            engine.generate([prompt], GREEDY)
+    assert len(engine.generate([[65] * 63], GREEDY)[0].outputs[0].token_ids) == 1
+
+
 @pytest.mark.parametrize("max_tokens", [54, 55, 1000])
 def test_max_tokens_beyond_the_cap_ends_with_length(make_scripted_engine, max_tokens):
     engine = make_scripted_engine(lambda history: 65, max_model_len=64)

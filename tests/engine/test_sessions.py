@@ -195,7 +195,7 @@ async def test_a_listener_is_told_behind_each_step(make_engine):
     ],
 )
 def test_what_makes_no_sense_is_refused_by_name(field, value):
-    with pytest.raises(InvalidRequestError, match=f"{field} is .*; allowed: ") as refusal:
+    with pytest.raises(InvalidRequestError, match=f"{field} is .*: allowed is ") as refusal:
         Retention(**{field: value})
     assert refusal.value.field == field
 

@@ -24,7 +24,7 @@ CONFIG = {
 @pytest.mark.parametrize("num_kv_heads", [3, 16])
 def test_kv_heads_that_query_heads_cannot_share_are_refused(num_kv_heads: int) -> None:
     with pytest.raises(
-        pykv.ConfigError, match=f"num_kv_heads is {num_kv_heads}; allowed: a divisor of num_heads"
+        pykv.ConfigError, match=f"num_kv_heads is {num_kv_heads}: allowed is a divisor of num_heads"
     ):
         pykv.plan({**CONFIG, "num_key_value_heads": num_kv_heads}, memory="80GiB")
 
@@ -32,12 +32,12 @@ def test_kv_heads_that_query_heads_cannot_share_are_refused(num_kv_heads: int) -
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("num_hidden_layers", 10**30, "num_hidden_layers is 10+;"),
+        ("num_hidden_layers", 10**30, "num_hidden_layers is 10+:"),
         ("num_hidden_layers", 10**9, "the config has 1000000000 layers"),
         ("num_attention_heads", 10**9, "1000000000 heads share a hidden size of 4096"),
         ("num_attention_heads", [8], "num_query_heads lists 1 layers, of which 1 is none"),
         ("num_key_value_heads", [8], "num_kv_heads lists 1 layers, of which 1 is none"),
-        ("max_position_embeddings", 10**30, "max_position_embeddings is 10+;"),
+        ("max_position_embeddings", 10**30, "max_position_embeddings is 10+:"),
     ],
 )
 def test_numbers_that_are_no_models_are_refused(field: str, value: object, message: str) -> None:
@@ -49,7 +49,7 @@ def test_numbers_that_are_no_models_are_refused(field: str, value: object, messa
 def test_a_prefix_above_every_context_is_refused(context: Any) -> None:
     pykv.plan(CONFIG, memory="80GiB", context=context, shared_prefix=20)
     with pytest.raises(
-        pykv.ConfigError, match="shared_prefix is 21; allowed: at most the longest context, which is 20"
+        pykv.ConfigError, match="shared_prefix is 21: allowed is at most the longest context, which is 20"
     ):
         pykv.plan(CONFIG, memory="80GiB", context=context, shared_prefix=21)
 

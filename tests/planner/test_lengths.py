@@ -42,20 +42,20 @@ def test_cap_is_the_maximum_where_none_is_given() -> None:
 @pytest.mark.parametrize(
     ("context", "message"),
     [
-        ("0", "allowed: a whole number from 1"),
-        ("-5", "allowed: a whole number from 1"),
-        (10**12, "allowed: a whole number from 1"),
-        ("9" * 5000, "allowed: a number of tokens"),
-        ("²", "allowed: a number of tokens"),
-        ("nan", "allowed: a number of tokens"),
-        (float("nan"), "allowed: a number of tokens"),
-        (True, "allowed: a number of tokens"),
-        ("p50", "allowed: a number of tokens"),
-        ("p50=x,max=9", "allowed: a number of tokens"),
-        ("p0=5,max=9", "allowed: a number of tokens"),
-        ("p101=5", "allowed: a number of tokens"),
-        ("q50=5", "allowed: a number of tokens"),
-        ("pnan=5,max=9", "allowed: a number of tokens"),
+        ("0", ": allowed is an integer from 1"),
+        ("-5", ": allowed is an integer from 1"),
+        (10**12, ": allowed is an integer from 1"),
+        ("9" * 5000, ": allowed is a number of tokens"),
+        ("²", ": allowed is a number of tokens"),
+        ("nan", ": allowed is a number of tokens"),
+        (float("nan"), ": allowed is a number of tokens"),
+        (True, ": allowed is a number of tokens"),
+        ("p50", ": allowed is a number of tokens"),
+        ("p50=x,max=9", ": allowed is a number of tokens"),
+        ("p0=5,max=9", ": allowed is a number of tokens"),
+        ("p101=5", ": allowed is a number of tokens"),
+        ("q50=5", ": allowed is a number of tokens"),
+        ("pnan=5,max=9", ": allowed is a number of tokens"),
         ("mean=5", "at least one percentile beside the mean"),
         ("p50=10,p90=5,max=20", "percentiles that rise"),
         ("p50=10,max=5", "percentiles that rise"),
@@ -63,8 +63,8 @@ def test_cap_is_the_maximum_where_none_is_given() -> None:
         ("p50=10,p50.0=20,max=30", "each percentile once"),
         ("p100=10,max=20", "each percentile once"),
         ("p50=10", "percentiles with max=TOKENS"),
-        ("p50=2000,p90=8000,max=9000,mean=9000", "allowed: a mean from"),
-        ("p50=2000,p90=8000,max=9000,mean=1", "allowed: a mean from"),
+        ("p50=2000,p90=8000,max=9000,mean=9000", ": allowed is a mean from"),
+        ("p50=2000,p90=8000,max=9000,mean=1", ": allowed is a mean from"),
     ],
 )
 def test_context_that_is_refused(context: object, message: str) -> None:
@@ -160,7 +160,7 @@ def test_malformed_trace_is_named_by_line_and_field(
 
 
 def test_a_request_that_no_pool_holds_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="a request has 100,000,001 tokens; allowed: at most 8,388,608"):
+    with pytest.raises(ConfigError, match="a request has 100,000,001 tokens: allowed is at most 8,388,608"):
         read_trace(write_trace(tmp_path / "trace.jsonl", *requests_of((1, 10**8))))
 
 

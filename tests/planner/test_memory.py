@@ -36,7 +36,7 @@ def test_nothing_left_is_an_error_with_the_figures(in_use: int, weights: int) ->
 
 
 def test_more_in_use_than_there_is_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"in_use is 81000000000; allowed: a size from 0"):
+    with pytest.raises(ConfigError, match=r"in_use is 81000000000: allowed is a size from 0"):
         kv_budget([GpuMemory(80 * GB, 81 * GB)], weights_bytes=1)
     with pytest.raises(ConfigError, match="gpus is"):
         kv_budget([], weights_bytes=1)
@@ -55,6 +55,6 @@ def test_weights_are_parted_over_ranks_and_the_rest_is_blocks() -> None:
 
 def test_too_large_a_model_names_what_would_help() -> None:
     with pytest.raises(
-        ConfigError, match=r"141 GB.*allowed: at least 2 times as many GPUs in tensor_parallel, larger"
+        ConfigError, match=r"141 GB.*allowed is at least 2 times as many GPUs in tensor_parallel, larger"
     ):
         plan("llama-3.1-70b", gpu="H100")

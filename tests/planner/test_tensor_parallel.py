@@ -23,14 +23,14 @@ def test_more_ranks_than_kv_heads_replicate(ranks: int, part: int) -> None:
 @pytest.mark.parametrize("ranks", [3, 5, 7, 12, 128])
 def test_ranks_that_do_not_divide_are_refused(ranks: int) -> None:
     with pytest.raises(
-        ConfigError, match=f"tensor_parallel is {ranks}; allowed: a divisor of the model's 64 query"
+        ConfigError, match=f"tensor_parallel is {ranks}: allowed is a divisor of the model's 64 query"
     ):
         plan(**LLAMA, tensor_parallel=ranks)
 
 
 def test_kv_heads_that_do_not_divide_are_refused() -> None:
     numbers = {**LLAMA, "num_kv_heads": 6, "num_heads": 12}
-    with pytest.raises(ConfigError, match="tensor_parallel is 4; allowed: a divisor of the 6 KV heads"):
+    with pytest.raises(ConfigError, match="tensor_parallel is 4: allowed is a divisor of the 6 KV heads"):
         plan(**numbers, tensor_parallel=4)
     assert plan(**numbers, tensor_parallel=12).rank_block_bytes == 16 * 4 * 2 * 128 * 2
 
@@ -51,5 +51,7 @@ def test_gpus_are_a_multiple_of_the_ranks() -> None:
     found = plan(**LLAMA, num_gpus=8, tensor_parallel=2)
     assert (found.num_replicas, found.tensor_parallel) == (4, 2)
     assert plan(**LLAMA, num_gpus=4).tensor_parallel == 4
-    with pytest.raises(ConfigError, match="tensor_parallel is 4; allowed: a divisor of num_gpus, which is 6"):
+    with pytest.raises(
+        ConfigError, match="tensor_parallel is 4: allowed is a divisor of num_gpus, which is 6"
+    ):
         plan(**LLAMA, num_gpus=6, tensor_parallel=4)

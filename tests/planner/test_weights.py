@@ -96,7 +96,7 @@ def test_quantized_config_is_taken_as_published(quantization: dict[str, Any], dt
 
 
 def test_unknown_quantization_asks_for_the_dtype() -> None:
-    with pytest.raises(ValueError, match="weights_dtype is None; allowed"):
+    with pytest.raises(ValueError, match="weights_dtype is None: allowed"):
         plan(LLAMA | {"quantization_config": {"quant_method": "strange"}})
 
 

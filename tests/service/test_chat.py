@@ -3,6 +3,7 @@
 import asyncio
 import io
 import queue
+import sys
 
 import pytest
 
@@ -73,6 +74,25 @@ async def test_the_command_talks_until_its_input_ends(daemon, monkeypatch, capsy
     assert len(daemon.engine.finished) == 2
 
 
+@pytest.mark.asyncio
+@pytest.mark.parametrize(("is_typed", "code"), [(False, 1), (True, 0)])
+async def test_an_answer_that_failed_is_told_by_the_exit_code_where_nobody_types(
+    daemon, monkeypatch, capsys, is_typed, code
+):
+    usage = Usage(1, 0, 1, 0, 0)
+    daemon.engine.scripts["bad"] = [OutputDelta("x", 0, (1,), "", finish_reason="error", usage=usage)]
+    monkeypatch.setattr("sys.stdin", io.StringIO("bad\nfour\n"))
+    monkeypatch.setattr("sys.stdin.isatty", lambda: is_typed, raising=False)
+    monkeypatch.setattr("builtins.input", lambda prompt: sys.stdin.readline().rstrip("\n") or _end())
+    arguments = ["chat", "--address", daemon.address, "--max-tokens", "2"]
+    assert await in_thread(lambda: main(arguments)) == code
+    assert "5 6 \n[2 tokens in" in capsys.readouterr().out
+
+
+def _end():
+    raise EOFError
+
+
 class Typed:
     """Lines that a test types while the command runs."""
 
@@ -124,7 +144,7 @@ async def test_a_server_that_goes_away_in_mid_answer_is_said_to_be_gone_and_what
     second.engine.scripts["again"] = [OutputDelta("x", 0, (1,), "here", finish_reason="stop", usage=usage)]
     typed.type("again")
     typed.type("/quit")
-    assert await talking == 0
+    assert await talking == 1  # nobody types, and an answer failed
     shown += capsys.readouterr().out
     assert "[the server is gone: UNAVAILABLE: " in shown
     assert "what was said is kept" in shown

@@ -157,7 +157,7 @@ async def test_calls_are_counted_by_status(start_daemon, collect):
     async with Client(daemon.address) as client:
         await collect(client.generate([5], SamplingParams(max_tokens=1)))
         with pytest.raises(Exception, match="prompt"):
-            await collect(client.generate([]))
+            await collect(client.generate([1000]))
     samples = await scrape(daemon)
     assert value(samples, "calls_total", "OK") == value(samples, "calls_total", "INVALID_ARGUMENT") == 1
 

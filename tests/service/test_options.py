@@ -89,7 +89,7 @@ def test_the_cache_has_a_format_and_a_swap_space(tmp_path):
     file = 'kv_dtype = "fp8"\nkv_scales = [1, 0.5]\nswap_space = 0'
     config = read(file=file, tmp_path=tmp_path).engine_config()
     assert (config.kv_dtype, config.kv_scales, config.swap_space_bytes) == ("fp8", (1.0, 0.5), 0)
-    with pytest.raises(ConfigError, match="'bf16' has none; allowed with: int8, fp8"):
+    with pytest.raises(ConfigError, match="'bf16' has none: allowed with int8, fp8"):
         read(["--kv-dtype", "bf16", "--kv-scales", "1,1"]).engine_config()
 
 
@@ -128,7 +128,7 @@ def test_a_size_that_is_none_is_refused(text):
         (["--block", "16"], ["--block"]),
         (["--port"], ["--port"]),
         (["stray"], ["stray"]),
-        (["--config", "/nowhere/pykv.toml"], ["/nowhere/pykv.toml"]),
+        (["--config", "/nowhere/pykv.toml"], ["config /nowhere/pykv.toml cannot be read: No such file"]),
         (["--host", "0.0.0.0"], ["0.0.0.0", "--insecure-bind"]),
         (["--host", "example.com"], ["example.com", "--insecure-bind"]),
     ],

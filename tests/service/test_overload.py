@@ -97,7 +97,7 @@ async def test_each_sample_takes_a_place_of_the_queue(start_held, eventually):
 
         await eventually(wait)
         refusal = await outcome(client, SamplingParams(max_tokens=4, n=3))
-        assert "6 samples wait and n is 3; allowed: 8" in str(refusal)
+        assert "6 samples wait and n is 3: allowed is 8" in str(refusal)
         last = asyncio.create_task(outcome(client, SamplingParams(max_tokens=4, n=2, ignore_eos=True)))
         held.may_run.set()
         assert [len(tokens) for tokens in await asyncio.gather(first, waiting, last)] == [4, 24, 8]

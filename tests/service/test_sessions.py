@@ -175,7 +175,7 @@ async def test_a_share_makes_room_where_the_cache_is_shared(
 async def test_a_bad_share_is_refused_by_name(tmp_path, value):
     path = tmp_path / "tenants.toml"
     path.write_text(f"[tenants.a]\ncertificates = ['c']\ncache_share = {value}")
-    with pytest.raises(ConfigError, match=r"cache_share of tenant a is .*; allowed: a number from 0 to 1"):
+    with pytest.raises(ConfigError, match=r"cache_share of tenant a is .*: allowed is a number from 0 to 1"):
         read_tenants(path)
 
 

@@ -15,6 +15,7 @@ from pykv.cli.top.sample import History, Sample, Span
 from pykv.cli.top.view import block_map, frame
 from pykv.client import Client, ServiceError
 from pykv.engine.histogram import Histogram, HistogramCounts
+from pykv.errors import ConfigError
 from pykv.sampling import SamplingParams
 
 
@@ -66,7 +67,7 @@ async def test_frames_follow_each_other_until_the_end(start_daemon, monkeypatch)
             patch.setattr("pykv.cli.top.__main__.sleep", fewer_times)
             return main(["--address", daemon.address, "--interval", "0.2"], console)
 
-    with pytest.raises(SystemExit):
+    with pytest.raises(ConfigError, match=r"--interval is '0': allowed is a number from 0.1 to 3600"):
         main(["--interval", "0"])
     assert await asyncio.to_thread(watch) == 0
     assert frames == [0.2] * 3

@@ -135,7 +135,7 @@ def test_what_a_device_does_stands_in_one_table() -> None:
     [
         ("nothing", "cost is 'nothing'"),
         ("constant:x", "constant is 'x'"),
-        ("constant:-1", "fixed is -1.0: allowed are seconds from 0"),
+        ("constant:-1", "fixed is -1.0: allowed is a number from 0 to 3600"),
         ("linear:speed=3", r"\['speed'\] is unknown; known are expert_share, experts, fixed"),
         ("roofline:abacus", "gpu is 'abacus', which is not known"),
         ("roofline:h100", "without parameters and kv_bytes: allowed is model=NAME, or both"),
@@ -143,7 +143,7 @@ def test_what_a_device_does_stands_in_one_table() -> None:
         ("roofline:h100,kv_bytes=1e5,parameters=8e9,weights_dtype=fp8", "weights_dtype without a model"),
         ("roofline:h100,model=llama-3.1-8b,kv_bytes=1e5", "cost gives kv_bytes beside the model"),
         ("roofline:h100,model=llama-3.1-8b,model=qwen3-8b", "cost gives model twice"),
-        ("linear:fixed=1,window=1.5", "window is 1.5: allowed are tokens"),
+        ("linear:fixed=1,window=1.5", "window is 1.5: allowed is an integer"),
         ("linear:fixed=1,expert_share=2", "expert_share is 2.0: allowed is a number from 0 to 1"),
         ("roofline:RTX-PRO-6000", "flops of RTX-PRO-6000-96GB are not known: give flops="),
         ("roofline:h100,model=unheard-of", "model is 'unheard-of'"),

@@ -105,7 +105,7 @@ def test_measured_runs_of_vllm_are_predicted_within_a_tenth(name: str, public_tr
 
 @pytest.mark.parametrize("num_blocks", [0, -1, True, 2.5, 10**9])
 def test_a_pool_that_is_none_is_refused(num_blocks: int, simulated_run: Path) -> None:
-    with pytest.raises(ConfigError, match=f"num_blocks is {num_blocks}: allowed are None and 1 to"):
+    with pytest.raises(ConfigError, match=f"num_blocks is {num_blocks}: allowed is an integer from 1 to"):
         fit(read_measured_run(simulated_run), num_blocks=num_blocks)
 
 

@@ -78,7 +78,10 @@ def test_blocks_of_layers_with_windows_are_of_one_group_and_given_back() -> None
         ),
         ({"cost": pykv.CostModel(fixed=1.0)}, "kv_bytes_per_token is None"),
         ({"serial": True}, "kv_bytes_per_token is None"),
-        ({"cost": "constant:1", "kv_bytes_per_token": 0}, "kv_bytes_per_token is 0: allowed is above 0"),
+        (
+            {"cost": "constant:1", "kv_bytes_per_token": 0},
+            "kv_bytes_per_token is 0: allowed is a number above 0",
+        ),
         (
             {"kv_bytes_per_token": 5},
             "kv_bytes_per_token is 5: not allowed where meta-llama/Meta-Llama-3.1-8B",
@@ -88,9 +91,9 @@ def test_blocks_of_layers_with_windows_are_of_one_group_and_given_back() -> None
             {"kv_dtype": "fp8", "cost": "constant:1", "model": "qwen3-8b"},
             "kv_dtype is 'fp8': not allowed with cost",
         ),
-        ({"kv_memory_bytes": -1}, "kv_memory_bytes is -1; allowed: a size above 0 with its unit"),
-        ({"kv_memory_bytes": "8 apples"}, "kv_memory_bytes is '8 apples'; allowed: a size"),
-        ({"kv_memory_bytes": 1.5}, "kv_memory_bytes is 1.5; allowed: a size"),
+        ({"kv_memory_bytes": -1}, "kv_memory_bytes is -1: allowed is a size above 0 with its unit"),
+        ({"kv_memory_bytes": "8 apples"}, "kv_memory_bytes is '8 apples': allowed is a size"),
+        ({"kv_memory_bytes": 1.5}, "kv_memory_bytes is 1.5: allowed is a size"),
         (
             {"kv_memory_bytes": 1000},
             "kv_memory_bytes is 1000: allowed is at least a block, which takes 8388608",

@@ -121,14 +121,14 @@ def test_knowledge_is_worth_something_and_the_bounds_hold() -> None:
     ("options", "message"),
     [
         ({"num_blocks": 0}, "num_blocks is 0"),
-        ({"num_blocks": 10**9}, "num_blocks is 1000000000: allowed are 1 to 67108864"),
+        ({"num_blocks": 10**9}, "num_blocks is 1000000000: allowed is an integer from 1 to 67108864"),
         ({"num_blocks": "x%"}, "num_blocks is 'x%'"),
         ({"num_blocks": "0%"}, "num_blocks is '0%'"),
-        ({}, "exactly one"),
-        ({"num_blocks": 8, "kv_memory_bytes": 8}, "exactly one"),
+        ({}, "allowed is one of them"),
+        ({"num_blocks": 8, "kv_memory_bytes": 8}, "allowed is one of them"),
         (
             {"num_blocks": 8, "policy": "fifo"},
-            "policy is 'fifo': allowed are lru, segmented_lru, session_end, session_idle, dead, opt",
+            "policy is 'fifo': allowed is one of lru, segmented_lru, session_end, session_idle, dead, opt",
         ),
         ({"num_blocks": 8, "max_num_seqs": 2}, "max_num_seqs: not allowed with serial"),
         ({"num_blocks": 8, "policy": object()}, "policy is <object .* or an object with a method rank"),

@@ -179,14 +179,17 @@ def test_a_sweep_is_its_replays_in_order_and_tells_how_far_it_is() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"allocator": "buddy"}, "allocator is 'buddy': allowed are paged, contiguous, contiguous-exact"),
+        (
+            {"allocator": "buddy"},
+            "allocator is 'buddy': allowed is one of paged, contiguous, contiguous-exact",
+        ),
         ({"policy": "opt"}, "policy is 'opt': in virtual time allowed are 'lru' and 'segmented_lru'"),
         ({"speed": 0.0}, "speed is 0"),
         ({"retention": "for ever"}, "retention is for ever: allowed is none, session_end"),
         ({"retention": "ttl:-3"}, "retention is ttl:-3"),
         ({"retention": "session_idle", "concurrency": 4}, "retention is a rule of times"),
         ({"retention": 3}, "retention is 3: allowed is the name of a rule"),
-        ({"knows_outputs": 1}, "knows_outputs is 1: allowed are True and False"),
+        ({"knows_outputs": 1}, "knows_outputs is 1: allowed is True or False"),
         ({"allocator": "contiguous", "watermark": 0.1}, "watermark: not allowed with allocator 'contiguous'"),
         ({"allocator": "contiguous", "policy": "segmented_lru"}, "policy: not allowed with allocator"),
         ({"allocator": "contiguous-exact", "policy": "lru"}, "policy: not allowed with allocator"),
@@ -204,7 +207,7 @@ def test_a_sweep_is_its_replays_in_order_and_tells_how_far_it_is() -> None:
         ),
         ({"allocator": "contiguous", "max_chunk_tokens": 9}, "max_chunk_tokens: not"),
         ({"allocator": "contiguous", "retention": "none"}, "retention: not"),
-        ({"speed": 1e300}, r"speed is 1e\+300: allowed is a number from 1e-6 to 1e6"),
+        ({"speed": 1e300}, r"speed is 1e\+300: allowed is a number from 1e-06 to 1e\+06"),
         ({"speed": float("nan")}, "speed is nan"),
         ({"cost": 3}, "cost is 3: allowed is a CostModel, or a text"),
         ({"policy": object()}, "policy is <object"),

@@ -52,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _compare(asked: Asked) -> int:
     if asked.plot is not None:
-        raise ConfigError(f"--plot is {asked.plot!r}; allowed: without --compare, which draws nothing")
+        raise ConfigError(f"--plot is {asked.plot!r}: allowed without --compare, which draws nothing")
     choices = compare_gpus(**asked.options)
     if asked.json:
         print(json.dumps({"gpus": [asdict(choice) for choice in choices]}))

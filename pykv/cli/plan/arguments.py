@@ -4,9 +4,11 @@ import argparse
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
+from pykv.cli.parser import Parser
 from pykv.errors import ConfigError
+from pykv.field_checks import shown
 from pykv.planner.formats import KV_SCALES, WEIGHT_BITS
 from pykv.planner.options import STORAGES
 
@@ -141,15 +143,8 @@ def named_as_flags(message: str) -> str:
     )
 
 
-class _Parser(argparse.ArgumentParser):
-    """Raises instead of printing its usage."""
-
-    def error(self, message: str) -> NoReturn:
-        raise ConfigError(f"{message}; see pykv plan --help")
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+def _parser() -> Parser:
+    parser = Parser(
         prog="pykv plan",
         usage="pykv plan [MODEL] [--gpu NAME | --memory SIZE] [--context TOKENS] [option ...]",
         description="How many requests fit a model on some memory, what the limit is, and what would move it. "
@@ -186,8 +181,8 @@ def _read(name: str, text: str) -> Any:
     try:
         return OPTIONS[name].read(text)
     except (ValueError, OverflowError):
-        allowed = "a whole number" if OPTIONS[name].read is _whole else "a number"
-        raise ConfigError(f"{_flag(name)} is {text!r}; allowed: {allowed}") from None
+        allowed = "an integer" if OPTIONS[name].read is _whole else "a number"
+        raise ConfigError(f"{_flag(name)} is {shown(text)}: allowed is {allowed}") from None
 
 
 def _flag(name: str) -> str:

@@ -9,11 +9,13 @@ from rich.console import Console
 from rich.live import Live
 
 from pykv.cli.connection import add_connection_options, client_of
+from pykv.cli.parser import Parser, reader
 from pykv.cli.top.watch import Watch
 
 __all__ = ["main"]
 
 LEAST_INTERVAL_SECONDS = 0.1
+MOST_INTERVAL_SECONDS = 3600.0
 
 
 def main(arguments: Sequence[str] | None = None, console: Console | None = None) -> int:
@@ -47,20 +49,21 @@ async def _watch(options: argparse.Namespace, console: Console) -> None:
                 live.update(await watch.next_or_gone(), refresh=True)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def _parser() -> Parser:
+    parser = Parser(
         prog="pykv top", description="Watches a server: its blocks, its requests, how long they take."
     )
     parser.add_argument("--once", action="store_true", help="print one frame and end")
-    parser.add_argument(
-        "--interval", type=_interval, default=1.0, help="seconds between frames (%(default)s)"
-    )
+    parser.add_argument("--interval", type=_seconds, default=1.0, help="seconds between frames (%(default)s)")
     add_connection_options(parser)
     return parser
 
 
 def _interval(text: str) -> float:
     value = float(text)
-    if not LEAST_INTERVAL_SECONDS <= value <= 3600:
-        raise argparse.ArgumentTypeError(f"{text}: allowed are {LEAST_INTERVAL_SECONDS} to 3600")
+    if not LEAST_INTERVAL_SECONDS <= value <= MOST_INTERVAL_SECONDS:
+        raise ValueError
     return value
+
+
+_seconds = reader(_interval, f"a number from {LEAST_INTERVAL_SECONDS} to {MOST_INTERVAL_SECONDS:g}")

@@ -13,6 +13,7 @@ import csv
 from collections.abc import Iterable, Iterator
 from datetime import datetime
 
+from pykv.field_checks import shown
 from pykv.simulator.formats.rows import Line, Rows
 
 __all__ = ["add_rows", "recognises"]
@@ -65,10 +66,10 @@ def _seconds(text: str, line: Line) -> float:
         return (moment - datetime(2000, 1, 1)).total_seconds() + float(f"0.{fraction or 0}")
     except ValueError:
         allowed = "a time such as 2023-11-16 18:15:46.6805900"
-        raise line.error(f"TIMESTAMP is {text!r}: allowed is {allowed}") from None
+        raise line.error(f"TIMESTAMP is {shown(text)}: allowed is {allowed}") from None
 
 
 def _tokens(text: str, field: str, line: Line) -> int:
     if not text.strip().isdecimal() or len(text.strip()) > 18:
-        raise line.error(f"{field} is {text!r}: allowed is a whole number of at least 0")
+        raise line.error(f"{field} is {shown(text)}: allowed is a whole number of at least 0")
     return int(text)

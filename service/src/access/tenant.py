@@ -8,23 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from pykv.errors import ConfigError
+from pykv.field_checks import as_boolean, as_integer, as_number_in, optional, refuse
 from pykv.service.files import read_toml, shortened, shown
 
 __all__ = ["ANYONE", "Tenant", "read_tenants"]
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 DIGEST = re.compile(r"[0-9a-f]{64}")
+MOST = 10**15
 SCOPE_LENGTH = struct.Struct(">H")
-
-
-def _is_limit(value: Any, kinds: tuple[type, ...]) -> bool:
-    if value is None:
-        return True
-    return isinstance(value, kinds) and not isinstance(value, bool) and bool(0 < value < 2**53)  # type: ignore[operator]
-
-
-def _is_share(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,16 +56,12 @@ class Tenant:
             )
         self._check_credentials()
         if not isinstance(self.scope, str) or len(self.scope.encode()) > 256:
-            self._refuse("scope", "a text of up to 256 bytes")
+            refuse(self._own("scope"), self.scope, "a text of up to 256 bytes", ConfigError)
         for field in ("tokens_per_second", "burst_tokens"):
-            if not _is_limit(getattr(self, field), (int, float)):
-                self._refuse(field, "a number above 0")
-        if not _is_limit(self.max_in_flight, (int,)):
-            self._refuse("max_in_flight", "an integer above 0")
-        if self.cache_share is not None and not _is_share(self.cache_share):
-            self._refuse("cache_share", "a number from 0 to 1")
-        if not isinstance(self.operator, bool):
-            self._refuse("operator", "true or false")
+            optional(_as_rate, self._own(field), getattr(self, field))
+        optional(as_integer, self._own("max_in_flight"), self.max_in_flight, 1, MOST, ConfigError)
+        optional(as_number_in, self._own("cache_share"), self.cache_share, 0.0, 1.0, ConfigError)
+        as_boolean(self._own("operator"), self.operator, ConfigError)
 
     @property
     def is_anyone(self) -> bool:
@@ -111,9 +99,13 @@ class Tenant:
                 where = f"token_sha256[{place}] of tenant {self.name}"
                 raise ConfigError(f"{where} is no digest; allowed: 64 digits of lower-case hex")
 
-    def _refuse(self, field: str, allowed: str) -> None:
-        value = shown(getattr(self, field))
-        raise ConfigError(f"{field} of tenant {self.name} is {value}; allowed: {allowed}")
+    def _own(self, field: str) -> str:
+        """A field's name in messages."""
+        return f"{field} of tenant {self.name}"
+
+
+def _as_rate(field: str, value: object) -> float:
+    return as_number_in(field, value, 0.0, MOST, ConfigError, above_low=True)
 
 
 ANYONE = Tenant(name="anyone", operator=True)

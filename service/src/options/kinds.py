@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
+from pykv.field_checks import is_integer
+
 __all__ = [
     "FILE",
     "FLAG",
@@ -92,7 +94,7 @@ def choice(*words: str) -> Kind:
 
 
 def _integer(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, (int, str)):
+    if not isinstance(value, str) and not is_integer(value):
         raise ValueError
     return int(_ascii(value))
 
@@ -128,8 +130,8 @@ def _size(value: Any) -> int | None:
 
 
 def _num_bytes(value: Any) -> int | None:
-    if isinstance(value, int) and not isinstance(value, bool):
-        return value
+    if is_integer(value):
+        return int(value)
     match = SIZE_PATTERN.fullmatch(str(value).strip().lower())
     if match is None or match[2] not in UNITS:
         return None
