@@ -68,8 +68,8 @@ class Client:
             ServiceError, status UNAVAILABLE, and the next call makes a new connection.
 
     Raises:
-        ConfigError: the address is none, the token is no printable ASCII, `tls` is no context, or a number of seconds is
-            none above 0.
+        ConfigError: the address is none, the token is no printable ASCII, `tls` is no context, or a number of seconds
+            is none above 0.
     """
 
     def __init__(

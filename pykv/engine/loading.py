@@ -33,8 +33,8 @@ def load_runner(
     """Loads the model and allocates its KV pool; returns the runner and the model's tokenizer.
 
     Raises:
-        ConfigError: an argument is not of its type, the machine has no such device or cannot run the attention backend, or
-            the pool does not fit it, or is too small for one block.
+        ConfigError: an argument is not of its type, the machine has no such device or cannot run the attention
+            backend, or the pool does not fit it, or is too small for one block.
         ModelError, UnsupportedModelError: the model cannot be read or served.
     """
     if not isinstance(model, (str, Path, nn.Module)) or model == "":
