@@ -10,7 +10,7 @@ import numbers
 import os
 from typing import NoReturn, TypeVar
 
-from pykv.errors import ConfigError, InvalidRequestError, PykvError, RecordingError, StepError
+from pykv.errors import InvalidRequestError, PykvError, RecordingError, StepError
 
 __all__ = [
     "as_boolean",
@@ -19,7 +19,6 @@ __all__ = [
     "as_number",
     "as_path",
     "instance_of",
-    "one_of",
     "refuse",
     "shown",
 ]
@@ -79,13 +78,6 @@ def as_bytes(field: str, value: object) -> bytes:
     if isinstance(value, bytes):
         return value
     refuse(field, value, "bytes")
-
-
-def one_of(field: str, value: object, choices: tuple[str, ...]) -> str:
-    """Returns one of the names."""
-    if isinstance(value, str) and value in choices:
-        return value
-    refuse(field, value, f"one of {', '.join(choices)}", ConfigError)
 
 
 def instance_of(
