@@ -4,6 +4,8 @@ from typing import Any, TypeAlias, final
 from numpy.typing import NDArray
 from typing_extensions import Buffer
 
+from pykv.scheduler_config import SchedulerConfig
+
 __all__ = [
     "BlockPool",
     "BlockTable",
@@ -18,9 +20,11 @@ __all__ = [
     "TimedReplay",
     "Trace",
     "_panic",
+    "check_options",
     "content_keys",
     "max_seq_len",
     "most_blocks",
+    "option_ranges",
     "replay_recording",
 ]
 
@@ -229,39 +233,7 @@ class SchedulerStats:
 
 @final
 class Scheduler:
-    def __new__(
-        cls,
-        *,
-        num_blocks: int,
-        num_host_blocks: int,
-        preemption: str,
-        block_size: int,
-        windows: list[int],
-        max_num_seqs: int,
-        max_num_batched_tokens: int,
-        max_chunk_tokens: int,
-        num_lookahead_tokens: int,
-        max_model_len: int,
-        max_steps_in_flight: int,
-        watermark: float,
-        admission: str,
-        queue_order: str,
-        max_passes: int,
-        preempt_lower_ranks: bool,
-        enable_prefix_caching: bool,
-        eviction: str,
-        tenant_cache_share: float,
-        max_pinned_blocks: int,
-        max_pinned_blocks_per_tenant: int,
-        max_kv_events: int,
-        report_other_scopes: bool,
-        num_state_slots: int,
-        checkpoint_every: int,
-        partial_block_reuse: int,
-        max_queued_requests: int,
-        max_queued_tokens: int,
-        hash_seed: int,
-    ) -> Scheduler: ...
+    def __new__(cls, config: SchedulerConfig, hash_seed: int) -> Scheduler: ...
     def submit(
         self,
         prompt: _Array,
@@ -404,15 +376,14 @@ def content_keys(tokens: _Array, block_size: int, scope: bytes, media: list[tupl
     """The content keys of a prompt's full blocks, 32 bytes each, behind the scope's root key."""
 
 def most_blocks(num_tokens: int, *, block_size: int, windows: list[int], chunk: int) -> int: ...
-def max_seq_len(
-    *,
-    num_blocks: int,
-    block_size: int,
-    windows: list[int],
-    max_num_batched_tokens: int,
-    max_chunk_tokens: int,
-    max_model_len: int,
-) -> int: ...
+def option_ranges() -> list[tuple[str, int, int]]:
+    """The options that are whole numbers, each with the least and the most that it may be, whatever the others are."""
+
+def check_options(config: SchedulerConfig) -> None:
+    """Refuses options that no scheduler takes."""
+
+def max_seq_len(config: SchedulerConfig) -> int:
+    """The most tokens that one sequence can ever have."""
 
 @final
 class CacheHits:
@@ -473,7 +444,7 @@ class Trace:
         """The same trace in blocks of another size."""
     def replay_timed(
         self,
-        config: object,
+        config: SchedulerConfig,
         cost: object,
         *,
         allocator: str,

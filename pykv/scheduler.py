@@ -39,11 +39,10 @@ from pykv.field_checks import (
     as_integer,
     as_number,
     instance_of,
-    refuse,
 )
 from pykv.recording import Recording
 from pykv.retention import Pin, checked_media, session_bytes
-from pykv.scheduler_config import SchedulerConfig, core_options
+from pykv.scheduler_config import SchedulerConfig
 from pykv.step_buffers import StepBuffers
 from pykv.token_array import as_token_array
 
@@ -91,13 +90,6 @@ class FinishReason(enum.IntEnum):
     """The token does not count: it follows a draft that was not accepted, or the end of its sequence."""
 
 
-def _as_cost(field: str, value: float) -> float:
-    seconds = as_number(field, value, ConfigError)
-    if not 0.0 <= seconds < float("inf"):
-        refuse(field, value, "a finite number of at least 0", ConfigError)
-    return seconds
-
-
 class Scheduler:
     """A continuous-batching scheduler over a paged pool with a prefix cache.
 
@@ -111,9 +103,8 @@ class Scheduler:
     """
 
     def __init__(self, config: SchedulerConfig) -> None:
-        options = core_options(instance_of("config", config, SchedulerConfig, ConfigError))
-        self.config = config
-        self._native = _core.Scheduler(**options, hash_seed=secrets.randbits(64))
+        self.config = instance_of("config", config, SchedulerConfig, ConfigError)
+        self._native = _core.Scheduler(config, hash_seed=secrets.randbits(64))
         self._recording: Recording | None = None
 
     def submit(
@@ -380,8 +371,8 @@ class Scheduler:
             ConfigError: one of them is no finite number of at least 0; nothing was changed.
         """
         self._native.set_costs(
-            seconds_per_token=_as_cost("seconds_per_token", seconds_per_token),
-            seconds_per_block=_as_cost("seconds_per_block", seconds_per_block),
+            seconds_per_token=as_number("seconds_per_token", seconds_per_token, ConfigError),
+            seconds_per_block=as_number("seconds_per_block", seconds_per_block, ConfigError),
         )
 
     def take_ended(self) -> list[RequestSummary]:

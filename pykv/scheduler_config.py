@@ -1,26 +1,22 @@
-"""What a scheduler is told once, and what of it is refused."""
+"""What a scheduler is told once. Types are checked here, what the values mean by the core."""
 
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import numbers
-from typing import Any
 
 from pykv import _core
 from pykv.errors import ConfigError
-from pykv.field_checks import as_boolean, as_integer, as_number, one_of, refuse, shown
+from pykv.field_checks import as_boolean, as_integer, as_number, instance_of, refuse
 
-__all__ = ["SchedulerConfig", "core_options"]
+__all__ = ["SchedulerConfig"]
 
+# What the core says that a whole number may be.
+_RANGES = {option: (low, high) for option, low, high in _core.option_ranges()}
 _OPTIONAL = ("max_chunk_tokens", "max_queued_tokens", "max_pinned_blocks_per_tenant")
-_CHOICES: dict[str, tuple[str, ...]] = {
-    "preemption": ("auto", "recompute", "swap"),
-    "admission": ("forecast", "watermark"),
-    "queue_order": ("fcfs", "priority", "longest_prefix", "fair_share"),
-    "eviction": ("lru", "segmented_lru"),
-}
+_NAMES = ("preemption", "admission", "queue_order", "eviction")
 _SWITCHES = ("preempt_lower_ranks", "enable_prefix_caching", "report_other_scopes")
+_REALS = ("watermark", "tenant_cache_share")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -108,62 +104,23 @@ class SchedulerConfig:
     max_queued_tokens: int | None = None
 
     def __post_init__(self) -> None:
-        num_blocks, block_size = _integer(self.num_blocks), _integer(self.block_size)
-        limits = {
-            "num_blocks": (2, 2**30),
-            "num_host_blocks": (0, 2**30),
-            "block_size": (1, 65_536),
-            "max_num_seqs": (1, 2**20),
-            "max_num_batched_tokens": (1, 2**30),
-            "max_chunk_tokens": (1, 2**30),
-            "num_lookahead_tokens": (0, 1024),
-            "max_model_len": (2, 2**30),
-            "max_steps_in_flight": (1, 2),
-            "max_passes": (0, 2**30),
-            "max_pinned_blocks": (0, max(0, num_blocks - 2)),
-            "max_pinned_blocks_per_tenant": (0, 2**30),
-            "max_kv_events": (0, 2**24),
-            "num_state_slots": (0, 2**24),
-            "checkpoint_every": (1, 2**24),
-            "partial_block_reuse": (0, max(0, block_size - 1)),
-            "max_queued_requests": (1, 2**30),
-            "max_queued_tokens": (1, 2**40),
-        }
-        for field, (low, high) in limits.items():
-            value = getattr(self, field)
-            if value is None and field in _OPTIONAL:
-                continue
-            object.__setattr__(self, field, as_integer(field, value, low, high, ConfigError))
-        if self.max_steps_in_flight > 1 and self.num_lookahead_tokens > 0:
-            allowed = "0 where max_steps_in_flight is 2"
-            refuse("num_lookahead_tokens", self.num_lookahead_tokens, allowed, ConfigError)
-        object.__setattr__(self, "groups", _checked_groups(self.groups))
-        for field, choices in _CHOICES.items():
-            one_of(field, getattr(self, field), choices)
-        for field in _SWITCHES:
-            as_boolean(field, getattr(self, field), ConfigError)
-        if not 0.0 <= as_number("watermark", self.watermark, ConfigError) < 1.0:
-            refuse("watermark", self.watermark, "at least 0 and below 1", ConfigError)
-        if not 0.0 <= as_number("tenant_cache_share", self.tenant_cache_share, ConfigError) <= 1.0:
-            refuse("tenant_cache_share", self.tenant_cache_share, "0 to 1", ConfigError)
-        _check_states(self)
-        _check_room(self)
+        for option, (low, high) in _RANGES.items():
+            value = getattr(self, option)
+            if value is not None or option not in _OPTIONAL:
+                object.__setattr__(self, option, as_integer(option, value, low, high, ConfigError))
+        object.__setattr__(self, "groups", _as_windows(self.groups))
+        for option in _NAMES:
+            instance_of(option, getattr(self, option), str, ConfigError)
+        for option in _SWITCHES:
+            as_boolean(option, getattr(self, option), ConfigError)
+        for option in _REALS:
+            as_number(option, getattr(self, option), ConfigError)
+        _core.check_options(self)
 
     @property
     def max_seq_len(self) -> int:
         """Tokens that one sequence can ever have: the least of `max_model_len` and what the pool can hold."""
-        return self._longest(self.num_blocks)
-
-    def _longest(self, num_blocks: int) -> int:
-        """`max_seq_len` with so many blocks."""
-        return _core.max_seq_len(
-            num_blocks=num_blocks - self.max_pinned_blocks,
-            block_size=self.block_size,
-            windows=_windows(self),
-            max_num_batched_tokens=self.max_num_batched_tokens,
-            max_chunk_tokens=_max_chunk_tokens(self),
-            max_model_len=self.max_model_len,
-        )
+        return _core.max_seq_len(self)
 
     @property
     def max_blocks_per_seq(self) -> int:
@@ -171,69 +128,13 @@ class SchedulerConfig:
         return -(-self.max_seq_len // self.block_size)
 
 
-def core_options(config: SchedulerConfig) -> dict[str, Any]:
-    """The options as the core takes them: a number where None stands for no limit."""
-    options = dataclasses.asdict(config)
-    del options["groups"]
-    options |= {"windows": _windows(config), "max_chunk_tokens": _max_chunk_tokens(config)}
-    if options["max_queued_tokens"] is None:
-        options["max_queued_tokens"] = 2**62
-    if options["max_pinned_blocks_per_tenant"] is None:
-        options["max_pinned_blocks_per_tenant"] = config.max_pinned_blocks
-    return options
-
-
-def _windows(config: SchedulerConfig) -> list[int]:
-    return [window or 0 for window in config.groups]
-
-
-def _max_chunk_tokens(config: SchedulerConfig) -> int:
-    return config.max_num_batched_tokens if config.max_chunk_tokens is None else config.max_chunk_tokens
-
-
-def _integer(value: object) -> int:
-    """A number that others are compared with; what is none is refused by itself."""
-    return int(value) if isinstance(value, numbers.Integral) else 0
-
-
-def _checked_groups(groups: tuple[int | None, ...]) -> tuple[int | None, ...]:
-    if not isinstance(groups, tuple) or not 1 <= len(groups) <= 64:
-        refuse("groups", groups, "a tuple of 1 to 64 windows", ConfigError)
-    for window in groups:
-        is_window = isinstance(window, numbers.Integral) and not isinstance(window, bool)
-        if window is not None and not (is_window and 1 <= window <= 2**30):
-            raise ConfigError(
-                f"groups is {shown(groups)}: allowed are None and windows of 1 to {2**30} tokens"
-            )
+def _as_windows(groups: object) -> tuple[int | None, ...]:
+    """Returns layer groups, with integers of Python."""
+    if not isinstance(groups, tuple) or not all(window is None or _is_count(window) for window in groups):
+        refuse("groups", groups, "a tuple of windows of at least 1 token and None", ConfigError)
     return tuple(None if window is None else int(window) for window in groups)
 
 
-def _check_room(config: SchedulerConfig) -> None:
-    """Refuses a pool in which the smallest request, a token of prompt and one of output, does not fit."""
-    if config.max_seq_len >= 2:
-        return
-    # Each group needs a few blocks at the most, so the search is short.
-    needed = next(count for count in itertools.count(config.num_blocks) if config._longest(count) >= 2)
-    why = f"one sequence of 2 tokens in {len(config.groups)} layer groups"
-    if config.max_pinned_blocks:
-        why += f" beside max_pinned_blocks {config.max_pinned_blocks}"
-    refuse("num_blocks", config.num_blocks, f"at least {needed}, for block 0 and {why}", ConfigError)
-
-
-def _check_states(config: SchedulerConfig) -> None:
-    if config.num_state_slots == 0:
-        return
-    if config.num_state_slots < 3:
-        allowed = "0, or at least 3: the initial state, a slot to work in and one to start again from"
-        raise ConfigError(f"num_state_slots is {config.num_state_slots}: allowed is {allowed}")
-    for field, why in (
-        ("num_host_blocks", "states are not swapped, they are computed again"),
-        ("num_lookahead_tokens", "a state cannot be cut back to before a draft"),
-        ("max_pinned_blocks", "checkpoints are not pinned"),
-        ("partial_block_reuse", "there is no state inside a block"),
-    ):
-        if value := getattr(config, field):
-            raise ConfigError(f"{field} is {value}: allowed is 0 with num_state_slots: {why}")
-    if config.max_steps_in_flight > 1:
-        allowed = "1 with num_state_slots: a step overwrites the states that the one before it gave"
-        raise ConfigError(f"max_steps_in_flight is {config.max_steps_in_flight}: allowed is {allowed}")
+def _is_count(value: object) -> bool:
+    """Whether the core can take a value as a number of tokens."""
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool) and 0 <= int(value) < 2**64

@@ -169,9 +169,9 @@ def test_what_makes_no_sense_is_refused_by_name(field: str, value: object) -> No
     ],
 )
 def test_a_bad_option_is_refused_by_name(option: str, value: object) -> None:
-    with pytest.raises(ConfigError, match=f"{option} is {value!r}"):
+    with pytest.raises(ConfigError, match=f"(?i){option} is {value!r}"):
         Driver(12, **{option: value})
-    with pytest.raises(ConfigError, match="eviction is fifo: allowed is lru or segmented_lru"):
+    with pytest.raises(ConfigError, match="eviction is 'fifo': allowed is lru or segmented_lru"):
         PrefixCache(BlockPool(8, 4), eviction="fifo")
 
 

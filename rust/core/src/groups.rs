@@ -28,6 +28,9 @@ pub enum LayerGroup {
 /// The most groups that a model may have.
 pub const MAX_GROUPS: usize = 64;
 
+/// The most tokens of a window.
+pub const MAX_WINDOW: usize = 1 << 30;
+
 impl LayerGroup {
     /// Whether every position is kept.
     pub const fn is_full(self) -> bool {
@@ -62,7 +65,8 @@ impl LayerGroup {
     /// Checks a model's groups.
     ///
     /// # Errors
-    /// [`Error::InvalidConfig`] if there is none, if there are more than [`MAX_GROUPS`], or if a window is empty.
+    /// [`Error::InvalidConfig`] if there is none, if there are more than [`MAX_GROUPS`], or if a window is empty or above
+    /// [`MAX_WINDOW`].
     pub fn validate(groups: &[Self]) -> Result<()> {
         if !(1..=MAX_GROUPS).contains(&groups.len()) {
             return Err(Error::config(
@@ -71,12 +75,14 @@ impl LayerGroup {
                 format!("1 to {MAX_GROUPS}"),
             ));
         }
-        let empty = groups.iter().any(|group| matches!(group, Self::Window { tokens: 0 }));
-        if empty {
-            Err(Error::config("groups", "a window of 0 tokens", "windows of at least 1 token"))
-        } else {
-            Ok(())
-        }
+        let wrong = groups.iter().find_map(|group| match *group {
+            Self::Window { tokens } if !(1..=MAX_WINDOW).contains(&tokens) => Some(tokens),
+            _ => None,
+        });
+        wrong.map_or(Ok(()), |tokens| {
+            let (value, allowed) = (format!("a window of {tokens} tokens"), format!("1 to {MAX_WINDOW}"));
+            Err(Error::config("groups", value, allowed))
+        })
     }
 }
 

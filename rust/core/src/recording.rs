@@ -245,9 +245,13 @@ impl RecordedScheduler {
     }
 
     /// See [`Scheduler::set_costs`].
-    pub fn set_costs(&mut self, costs: Costs) {
-        self.scheduler.set_costs(costs);
+    ///
+    /// # Errors
+    /// Those of [`Scheduler::set_costs`].
+    pub fn set_costs(&mut self, costs: Costs) -> Result<()> {
+        self.scheduler.set_costs(costs)?;
         self.record(|writer| writer.set_costs(costs));
+        Ok(())
     }
 
     /// See [`Scheduler::end_session`].

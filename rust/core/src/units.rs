@@ -81,6 +81,9 @@ pub struct BlockSize {
 const NONE: u32 = u32::MAX;
 
 impl BlockSize {
+    /// The most tokens of a block.
+    pub const MAX_TOKENS: usize = 65_536;
+
     /// Blocks of one token.
     pub(crate) const ONE: Self = Self { tokens: 1, shift: 0 };
 
@@ -90,11 +93,11 @@ impl BlockSize {
     /// [`Error::InvalidConfig`] if it is zero or above 65,536.
     pub fn new(tokens: usize) -> Result<Self> {
         match u32::try_from(tokens) {
-            Ok(tokens @ 1..=65_536) => {
+            Ok(tokens) if (1..=Self::MAX_TOKENS).contains(&(tokens as usize)) => {
                 let shift = if tokens.is_power_of_two() { tokens.trailing_zeros() } else { NONE };
                 Ok(Self { tokens, shift })
             }
-            _ => Err(Error::config("block_size", tokens, "1 to 65536")),
+            _ => Err(Error::config("block_size", tokens, format!("1 to {}", Self::MAX_TOKENS))),
         }
     }
 

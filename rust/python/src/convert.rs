@@ -3,7 +3,7 @@
 use std::cell::Cell;
 use std::ffi::CStr;
 
-use pykv_core::Error;
+use pykv_core::{Error, MAX_TOKEN_ID, TokenId};
 use pyo3::buffer::{Element, PyBuffer, ReadOnlyCell};
 use pyo3::prelude::*;
 
@@ -93,4 +93,35 @@ pub(crate) fn convert<T: Copy + Element, U: Default>(
         Some((index, cell)) => Err(wrong(index, cell.get())),
         None => Ok(()),
     }
+}
+
+/// Fills a vector with token ids of 64 bits.
+pub(crate) fn convert_tokens(
+    target: &mut Vec<TokenId>,
+    tokens: &[ReadOnlyCell<i64>],
+    array: &'static str,
+) -> pykv_core::Result<()> {
+    let is_none = |index, value| wrong(array, index, value, "a token id from 0 to 2147483647");
+    let token_id = |value| TokenId::try_from(value).ok().filter(|&token| token <= MAX_TOKEN_ID);
+    convert(target, tokens, token_id, is_none)
+}
+
+/// Fills a vector with numbers that count or name places.
+pub(crate) fn convert_places(
+    target: &mut Vec<usize>,
+    values: &[ReadOnlyCell<i32>],
+    array: &'static str,
+    allowed: &'static str,
+) -> pykv_core::Result<()> {
+    let is_none = |index, value: i32| wrong(array, index, value.into(), allowed);
+    convert(target, values, |value| usize::try_from(value).ok(), is_none)
+}
+
+pub(crate) fn wrong(array: &'static str, index: usize, value: i64, allowed: &'static str) -> Error {
+    Error::ArrayValue { array, index, value, allowed }
+}
+
+/// Whether an array is long enough.
+pub(crate) fn needed(array: &'static str, length: usize, needed: usize) -> pykv_core::Result<()> {
+    if length < needed { Err(Error::ArrayLength { array, length, needed }) } else { Ok(()) }
 }

@@ -1,10 +1,6 @@
 //! `pykv._core.Trace` and what is replayed of it.
 
-use pykv_core::policy::order::QueueOrder;
-use pykv_core::policy::preemption::PreemptionMode;
-use pykv_core::prefix::eviction::eviction_policy;
-use pykv_core::scheduler::AdmissionPolicy;
-use pykv_core::{LayerGroup, Result as CoreResult, SchedulerConfig};
+use pykv_core::{Result as CoreResult, SchedulerConfig};
 use pykv_replay::recorded::trace_of_recording;
 use pykv_replay::serial::{self, Hits, Policy, Ranking, Use};
 use pykv_replay::timed::{self, Allocator, Arrivals, Outcome, Point, Retention, Served, Told};
@@ -14,6 +10,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use crate::errors::{TraceError, exception};
+use crate::options::Options;
 
 /// A trace that was checked.
 #[pyclass(frozen, module = "pykv._core")]
@@ -38,61 +35,28 @@ impl From<Hits> for CacheHits {
     }
 }
 
-/// The options of `pykv.SchedulerConfig`, by name.
-#[derive(FromPyObject)]
-struct Options {
-    num_blocks: usize,
-    num_host_blocks: usize,
-    preemption: String,
-    block_size: usize,
-    max_num_seqs: usize,
-    max_num_batched_tokens: usize,
-    max_chunk_tokens: Option<usize>,
-    max_model_len: usize,
-    watermark: f64,
-    admission: String,
-    queue_order: String,
-    max_passes: usize,
-    preempt_lower_ranks: bool,
-    enable_prefix_caching: bool,
-    max_queued_requests: usize,
-    max_queued_tokens: Option<usize>,
-    groups: Vec<Option<usize>>,
-    eviction: String,
-    num_state_slots: usize,
-    checkpoint_every: usize,
-}
-
-impl Options {
-    fn config(self) -> CoreResult<SchedulerConfig> {
-        Ok(SchedulerConfig {
-            num_blocks: self.num_blocks,
-            num_host_blocks: self.num_host_blocks,
-            preemption: PreemptionMode::from_name(&self.preemption)?,
-            block_size: self.block_size,
-            max_num_seqs: self.max_num_seqs,
-            max_num_batched_tokens: self.max_num_batched_tokens,
-            max_chunk_tokens: self.max_chunk_tokens.unwrap_or(usize::MAX),
-            max_model_len: self.max_model_len,
-            watermark: self.watermark,
-            admission: AdmissionPolicy::from_name(&self.admission)?,
-            queue_order: QueueOrder::from_name(&self.queue_order)?,
-            max_passes: self.max_passes,
-            preempt_lower_ranks: self.preempt_lower_ranks,
-            enable_prefix_caching: self.enable_prefix_caching,
-            max_queued_requests: self.max_queued_requests,
-            max_queued_tokens: self.max_queued_tokens.unwrap_or(usize::MAX),
-            num_state_slots: self.num_state_slots,
-            checkpoint_every: self.checkpoint_every,
-            groups: self.groups.into_iter().map(group).collect(),
-            eviction: eviction_policy(&self.eviction)?,
-            ..SchedulerConfig::default()
-        })
-    }
-}
-
-fn group(window: Option<usize>) -> LayerGroup {
-    window.map_or(LayerGroup::Full, |tokens| LayerGroup::Window { tokens })
+/// The options that a replay looks at; it has no drafts, pins, events, shares or second step in flight.
+fn replayed(options: Options) -> CoreResult<SchedulerConfig> {
+    let SchedulerConfig {
+        num_lookahead_tokens,
+        max_steps_in_flight,
+        tenant_cache_share,
+        pin_quota,
+        max_kv_events,
+        report_other_scopes,
+        partial_block_reuse,
+        ..
+    } = SchedulerConfig::default();
+    Ok(SchedulerConfig {
+        num_lookahead_tokens,
+        max_steps_in_flight,
+        tenant_cache_share,
+        pin_quota,
+        max_kv_events,
+        report_other_scopes,
+        partial_block_reuse,
+        ..options.config(0)?
+    })
 }
 
 /// The fields of `pykv.CostModel`, by name.
@@ -267,7 +231,7 @@ impl Trace {
                 signal.is_ok()
             };
             let told = Told { outputs: knows_outputs, retention: Retention::from_name(retention)? };
-            allocator.replay(&self.core, config.config()?, told, &cost.into(), arrivals, goes_on)
+            allocator.replay(&self.core, replayed(config)?, told, &cost.into(), arrivals, goes_on)
         });
         signal?;
         Ok(TimedReplay { core: core.map_err(|error| exception(&error))? })

@@ -1,24 +1,22 @@
 //! `pykv._core.Scheduler`: one lock around the core's scheduler.
 
-use pykv_core::policy::order::QueueOrder;
-use pykv_core::policy::preemption::{Costs, PreemptionMode};
-use pykv_core::prefix::content_key;
-use pykv_core::prefix::eviction::eviction_policy;
-use pykv_core::prefix::{Events, Media, PinId, PinQuota, Retention};
-use pykv_core::recording::{self, Ending, RecordedScheduler};
-use pykv_core::scheduler::{AdmissionPolicy, FinishReason, Outcome, Proposal, Sampled, Submission};
-use pykv_core::{BlockSize, Error, LayerGroup, MAX_TOKEN_ID, RequestId, SchedulerConfig, TokenId};
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use pykv_core::policy::preemption::Costs;
+use pykv_core::prefix::{Media, PinId, Retention};
+use pykv_core::recording::RecordedScheduler;
+use pykv_core::scheduler::{FinishReason, Outcome, Proposal, Sampled, Submission};
+use pykv_core::{Error, RequestId, TokenId};
 use pyo3::buffer::{PyBuffer, ReadOnlyCell};
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
-use pyo3::types::PyBytes;
 
 use crate::blocks::convert_tokens as convert_token_ids;
-use crate::convert::{buffer, cells, convert, read};
-use crate::errors::{RecordingError, exception};
+use crate::convert::{buffer, cells, convert, convert_places, convert_tokens, needed, read, wrong};
+use crate::errors::exception;
+use crate::events::{KvEvents, kv_events};
 use crate::guard::{Guarded, caught};
+use crate::options::Options;
 use crate::reports::{Plan, RequestSummary, SchedulerStats};
 use crate::step_buffers::StepBuffers;
 
@@ -36,44 +34,6 @@ struct Scratch {
 struct Inner {
     core: RecordedScheduler,
     scratch: Scratch,
-}
-
-/// Layer groups by their windows; 0: all positions.
-fn groups(windows: &[usize]) -> Vec<LayerGroup> {
-    let group = |&tokens: &usize| if tokens == 0 { LayerGroup::Full } else { LayerGroup::Window { tokens } };
-    windows.iter().map(group).collect()
-}
-
-/// The most tokens that one sequence can ever have.
-#[pyfunction]
-#[pyo3(signature = (*, num_blocks, block_size, windows, max_num_batched_tokens, max_chunk_tokens, max_model_len))]
-fn max_seq_len(
-    num_blocks: usize,
-    block_size: usize,
-    windows: Vec<usize>,
-    max_num_batched_tokens: usize,
-    max_chunk_tokens: usize,
-    max_model_len: usize,
-) -> usize {
-    let groups = groups(&windows);
-    let options = SchedulerConfig {
-        num_blocks,
-        block_size,
-        groups,
-        max_num_batched_tokens,
-        max_chunk_tokens,
-        max_model_len,
-        ..SchedulerConfig::default()
-    };
-    options.cap()
-}
-
-/// The most blocks that a sequence of so many tokens holds at once over all groups.
-#[pyfunction]
-#[pyo3(signature = (num_tokens, *, block_size, windows, chunk))]
-fn most_blocks(num_tokens: usize, block_size: usize, windows: Vec<usize>, chunk: usize) -> PyResult<usize> {
-    let size = BlockSize::new(block_size).map_err(|error| exception(&error))?;
-    Ok(pykv_core::groups::most_blocks(&groups(&windows), num_tokens, chunk, size))
 }
 
 #[pyclass(frozen, module = "pykv._core")]
@@ -94,75 +54,8 @@ impl Scheduler {
 #[pymethods]
 impl Scheduler {
     #[new]
-    #[expect(clippy::too_many_arguments, reason = "one argument an option, named at the only call")]
-    #[pyo3(signature = (*, num_blocks, num_host_blocks, preemption, block_size, windows, max_num_seqs, max_num_batched_tokens, max_chunk_tokens,
-        num_lookahead_tokens, max_model_len, max_steps_in_flight, watermark, admission, queue_order, max_passes, preempt_lower_ranks, enable_prefix_caching,
-        eviction, tenant_cache_share, max_pinned_blocks, max_pinned_blocks_per_tenant, max_kv_events, report_other_scopes, num_state_slots, checkpoint_every, partial_block_reuse, max_queued_requests, max_queued_tokens, hash_seed))]
-    fn new(
-        num_blocks: usize,
-        num_host_blocks: usize,
-        preemption: &str,
-        block_size: usize,
-        windows: Vec<usize>,
-        max_num_seqs: usize,
-        max_num_batched_tokens: usize,
-        max_chunk_tokens: usize,
-        num_lookahead_tokens: usize,
-        max_model_len: usize,
-        max_steps_in_flight: usize,
-        watermark: f64,
-        admission: &str,
-        queue_order: &str,
-        max_passes: usize,
-        preempt_lower_ranks: bool,
-        enable_prefix_caching: bool,
-        eviction: &str,
-        tenant_cache_share: f64,
-        max_pinned_blocks: usize,
-        max_pinned_blocks_per_tenant: usize,
-        max_kv_events: usize,
-        report_other_scopes: bool,
-        num_state_slots: usize,
-        checkpoint_every: usize,
-        partial_block_reuse: usize,
-        max_queued_requests: usize,
-        max_queued_tokens: usize,
-        hash_seed: u64,
-    ) -> PyResult<Self> {
-        let config = SchedulerConfig {
-            num_blocks,
-            num_host_blocks,
-            preemption: PreemptionMode::from_name(preemption).map_err(|error| exception(&error))?,
-            block_size,
-            groups: groups(&windows),
-            max_num_seqs,
-            max_num_batched_tokens,
-            max_chunk_tokens,
-            num_lookahead_tokens,
-            max_model_len,
-            max_steps_in_flight,
-            watermark,
-            admission: AdmissionPolicy::from_name(admission).map_err(|error| exception(&error))?,
-            enable_prefix_caching,
-            eviction: eviction_policy(eviction).map_err(|error| exception(&error))?,
-            tenant_cache_share,
-            max_kv_events,
-            report_other_scopes,
-            num_state_slots,
-            checkpoint_every,
-            partial_block_reuse,
-            pin_quota: PinQuota {
-                blocks: max_pinned_blocks,
-                blocks_per_tenant: max_pinned_blocks_per_tenant,
-            },
-            queue_order: QueueOrder::from_name(queue_order).map_err(|error| exception(&error))?,
-            max_passes,
-            preempt_lower_ranks,
-            max_queued_requests,
-            max_queued_tokens,
-            hash_seed,
-            hash_mask: u64::MAX,
-        };
+    fn new(config: Options, hash_seed: u64) -> PyResult<Self> {
+        let config = config.config(hash_seed).map_err(|error| exception(&error))?;
         let core = RecordedScheduler::new(config).map_err(|error| exception(&error))?;
         let number = NEXT_SCHEDULER.fetch_add(1, Ordering::Relaxed);
         Ok(Self { inner: Guarded::new(Inner { core, scratch: Scratch::default() }), number })
@@ -352,10 +245,7 @@ impl Scheduler {
 
     #[pyo3(signature = (*, seconds_per_token, seconds_per_block))]
     fn set_costs(&self, py: Python<'_>, seconds_per_token: f64, seconds_per_block: f64) -> PyResult<()> {
-        self.inner.call(py, |inner| {
-            inner.core.set_costs(Costs { seconds_per_token, seconds_per_block });
-            Ok(())
-        })
+        self.inner.call(py, |inner| inner.core.set_costs(Costs { seconds_per_token, seconds_per_block }))
     }
 
     fn start_recording(&self, py: Python<'_>) -> PyResult<bool> {
@@ -418,87 +308,6 @@ impl Scratch {
     }
 }
 
-fn convert_tokens(
-    target: &mut Vec<TokenId>,
-    tokens: &[ReadOnlyCell<i64>],
-    array: &'static str,
-) -> pykv_core::Result<()> {
-    let is_none = |index, value| wrong(array, index, value, "a token id from 0 to 2147483647");
-    let token_id = |value| TokenId::try_from(value).ok().filter(|&token| token <= MAX_TOKEN_ID);
-    convert(target, tokens, token_id, is_none)
-}
-
-fn convert_places(
-    target: &mut Vec<usize>,
-    values: &[ReadOnlyCell<i32>],
-    array: &'static str,
-    allowed: &'static str,
-) -> pykv_core::Result<()> {
-    let is_none = |index, value: i32| wrong(array, index, value.into(), allowed);
-    convert(target, values, |value| usize::try_from(value).ok(), is_none)
-}
-
-fn wrong(array: &'static str, index: usize, value: i64, allowed: &'static str) -> Error {
-    Error::ArrayValue { array, index, value, allowed }
-}
-
-fn needed(array: &'static str, length: usize, needed: usize) -> pykv_core::Result<()> {
-    if length < needed { Err(Error::ArrayLength { array, length, needed }) } else { Ok(()) }
-}
-
-/// (sequence, dropped, kinds, keys, parents, is_first, tokens), the arrays as bytes.
-type KvEvents<'py> = (
-    u64,
-    u64,
-    Bound<'py, PyBytes>,
-    Bound<'py, PyBytes>,
-    Bound<'py, PyBytes>,
-    Bound<'py, PyBytes>,
-    Bound<'py, PyBytes>,
-);
-
-fn kv_events<'py>(py: Python<'py>, events: &Events) -> KvEvents<'py> {
-    let tokens: Vec<u8> = events.tokens.iter().flat_map(|token| token.to_ne_bytes()).collect();
-    (
-        events.sequence,
-        events.dropped,
-        PyBytes::new(py, &events.kinds),
-        PyBytes::new(py, events.keys.as_flattened()),
-        PyBytes::new(py, events.parents.as_flattened()),
-        PyBytes::new(py, &events.is_first),
-        PyBytes::new(py, &tokens),
-    )
-}
-
-/// The content keys of a prompt's full blocks, 32 bytes each, behind the scope's root key.
-#[pyfunction]
-fn content_keys<'py>(
-    py: Python<'py>,
-    tokens: PyBuffer<i32>,
-    block_size: usize,
-    scope: &[u8],
-    media: Vec<(usize, PyBackedBytes)>,
-) -> PyResult<Bound<'py, PyBytes>> {
-    let size = BlockSize::new(block_size).map_err(|error| exception(&error))?;
-    let media: Vec<Media<'_>> =
-        media.iter().map(|(offset, hash)| Media { offset: *offset, hash: hash.as_ref() }).collect();
-    let mut converted = Vec::new();
-    convert_token_ids(&mut converted, read(py, &tokens, "tokens")?).map_err(|error| exception(&error))?;
-    Media::check(&media, converted.len()).map_err(|error| exception(&error))?;
-    let mut keys = vec![content_key::root_key(size, scope)];
-    keys.extend(content_key::content_keys(size, scope, &converted, &media));
-    Ok(PyBytes::new(py, keys.as_flattened()))
-}
-
-/// Makes the calls of a recording again: how many there were, how many of them planned a step, and whether it is cut.
-#[pyfunction]
-fn replay_recording(py: Python<'_>, bytes: &[u8], allow_cut: bool) -> PyResult<(u64, u64, bool)> {
-    let ending = if allow_cut { Ending::MayBeCut } else { Ending::Complete };
-    let replayed = py.detach(|| caught(|| recording::replay(bytes, ending)))?;
-    let replayed = replayed.map_err(|error| RecordingError::new_err(error.to_string()))?;
-    Ok((replayed.num_calls, replayed.num_plans, replayed.is_cut))
-}
-
 /// Panics where the functions of this module run, so that a test can see what comes of it.
 #[pyfunction]
 fn _panic() -> PyResult<()> {
@@ -511,9 +320,5 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<RequestSummary>()?;
     module.add_class::<SchedulerStats>()?;
     module.add_class::<Scheduler>()?;
-    module.add_function(wrap_pyfunction!(content_keys, module)?)?;
-    module.add_function(wrap_pyfunction!(max_seq_len, module)?)?;
-    module.add_function(wrap_pyfunction!(most_blocks, module)?)?;
-    module.add_function(wrap_pyfunction!(_panic, module)?)?;
-    module.add_function(wrap_pyfunction!(replay_recording, module)?)
+    module.add_function(wrap_pyfunction!(_panic, module)?)
 }

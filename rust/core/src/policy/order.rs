@@ -29,7 +29,11 @@ impl QueueOrder {
             "priority" => Ok(Self::Priority),
             "longest_prefix" => Ok(Self::LongestPrefix),
             "fair_share" => Ok(Self::FairShare),
-            _ => Err(Error::config("queue_order", name, "fcfs, priority, longest_prefix or fair_share")),
+            _ => Err(Error::config(
+                "queue_order",
+                format!("'{name}'"),
+                "fcfs, priority, longest_prefix or fair_share",
+            )),
         }
     }
 }

@@ -26,7 +26,7 @@ impl PreemptionMode {
             "auto" => Ok(Self::Auto),
             "recompute" => Ok(Self::Recompute),
             "swap" => Ok(Self::Swap),
-            _ => Err(Error::config("preemption", name, "auto, recompute or swap")),
+            _ => Err(Error::config("preemption", format!("'{name}'"), "auto, recompute or swap")),
         }
     }
 }
@@ -38,6 +38,23 @@ pub struct Costs {
     pub seconds_per_token: f64,
     /// Seconds to copy one block out, or in.
     pub seconds_per_block: f64,
+}
+
+impl Costs {
+    /// Checks both.
+    ///
+    /// # Errors
+    /// [`Error::InvalidConfig`] with the first that is no time.
+    pub fn validate(self) -> Result<()> {
+        for (field, seconds) in
+            [("seconds_per_token", self.seconds_per_token), ("seconds_per_block", self.seconds_per_block)]
+        {
+            if !(0.0..f64::INFINITY).contains(&seconds) {
+                return Err(Error::config(field, seconds, "a finite number of seconds, at least 0"));
+            }
+        }
+        Ok(())
+    }
 }
 
 /// What a victim loses, and what the host could keep of it.
@@ -70,6 +87,23 @@ mod tests {
     use super::*;
 
     const LOSS: Loss = Loss { num_tokens: 160, num_blocks: 10, free_host_blocks: 10 };
+
+    #[test]
+    fn a_cost_that_is_no_time_is_refused_by_name() {
+        let costs = Costs { seconds_per_token: 0.0, seconds_per_block: 1.0 };
+        assert_eq!(costs.validate(), Ok(()));
+        for seconds in [-1.0, f64::NAN, f64::INFINITY] {
+            let (token, block) = (
+                Costs { seconds_per_token: seconds, ..costs },
+                Costs { seconds_per_block: seconds, ..costs },
+            );
+            for (costs, field) in [(token, "seconds_per_token"), (block, "seconds_per_block")] {
+                let error = costs.validate().unwrap_err().to_string();
+                let allowed = "allowed is a finite number of seconds, at least 0";
+                assert_eq!(error, format!("{field} is {seconds}: {allowed}"));
+            }
+        }
+    }
 
     #[test]
     fn a_host_without_room_falls_back_to_computing() {

@@ -44,7 +44,9 @@ pub const POLICIES: [&dyn EvictionPolicy; 2] = [&Lru, &SegmentedLru];
 /// [`Error::InvalidConfig`] for an unknown name.
 pub fn eviction_policy(name: &str) -> Result<&'static dyn EvictionPolicy> {
     let known = POLICIES.into_iter().find(|policy| policy.name() == name);
-    known.ok_or_else(|| Error::config("eviction", name, POLICIES.map(EvictionPolicy::name).join(" or ")))
+    known.ok_or_else(|| {
+        Error::config("eviction", format!("'{name}'"), POLICIES.map(EvictionPolicy::name).join(" or "))
+    })
 }
 
 /// Whether more hits never give a lower lane: what keeps leaves first.
@@ -71,7 +73,7 @@ mod tests {
             assert_eq!(eviction_policy(policy.name()).unwrap().name(), policy.name());
         }
         let error = eviction_policy("fifo").unwrap_err().to_string();
-        assert_eq!(error, "eviction is fifo: allowed is lru or segmented_lru");
+        assert_eq!(error, "eviction is 'fifo': allowed is lru or segmented_lru");
     }
 
     #[derive(Debug)]

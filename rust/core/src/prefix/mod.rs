@@ -20,6 +20,7 @@ mod retention;
 mod room;
 mod scope;
 mod session;
+mod shares;
 mod tree;
 
 pub use events::{EventKind, Events};

@@ -1,14 +1,13 @@
-//! What the cache keeps, for whom, and how long: what sessions, priorities and tenants make of a block's standing.
+//! What the cache keeps, and how long: what sessions, priorities and tenants make of a block's standing.
 //!
 //! Each request takes a *lease*: on whose behalf it uses blocks. Before a sequence gives its blocks back, all of them are
 //! marked with its lease, from the last up to the root. So a block's marks are those of everybody who has used it, and
 //! what hangs below a block never has marks that it lacks. As long as no request names a session, a priority or a share,
 //! nothing is marked and nothing costs.
 
-use hashbrown::HashMap;
-
 use super::order::{Class, PRIORITIES, Standing};
 use super::session::{MAX_TIPS, SessionId, Sessions, Timer, TipListId};
+use super::shares::{Owner, Shares};
 use super::tree::NodeId;
 use super::{Cursor, PrefixCache};
 use crate::error::{Error, Result};
@@ -71,16 +70,6 @@ pub struct Lease {
     next_turn: Option<f64>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Owner {
-    /// Nobody has given it back yet.
-    Nobody,
-    /// One tenant alone has used it.
-    Tenant(u32),
-    /// Several have.
-    Several,
-}
-
 /// What is known about a node's users.
 #[derive(Clone, Copy, Debug)]
 struct Marks {
@@ -103,28 +92,14 @@ const UNTRACKED: Marks =
 /// nothing was said about it until the sequence ends.
 const FRESH: Marks = Marks { owner: Owner::Nobody, priority: 0, is_open: false, ..UNTRACKED };
 
-#[derive(Debug)]
-struct Tenant {
-    bytes: Box<[u8]>,
-    /// Leases, and nodes that it owns.
-    users: usize,
-}
-
 /// All that is tracked.
 #[derive(Debug)]
 pub(super) struct Tracked {
-    is_active: bool,
+    pub(super) is_active: bool,
     marks: Vec<Marks>,
     sessions: Sessions,
     max_sessions: usize,
-    /// The share of the pool that a tenant's idle blocks may fill; 1: shares are not kept.
-    share: f64,
-    keeps_shares: bool,
-    /// Those that were set for one tenant and differ. The rest of what is kept of a tenant goes with its last user.
-    own_shares: HashMap<Box<[u8]>, f64>,
-    tenants: HashMap<Box<[u8]>, u32>,
-    entries: Vec<Option<Tenant>>,
-    vacant: Vec<u32>,
+    pub(super) shares: Shares,
 }
 
 /// Sessions that are remembered at the most, or one a block where there are more blocks.
@@ -137,12 +112,7 @@ impl Tracked {
             marks: Vec::new(),
             sessions: Sessions::default(),
             max_sessions: num_blocks.max(MAX_SESSIONS),
-            share,
-            keeps_shares: share < 1.0,
-            own_shares: HashMap::new(),
-            tenants: HashMap::new(),
-            entries: Vec::new(),
-            vacant: Vec::new(),
+            shares: Shares::new(share),
         }
     }
 
@@ -175,7 +145,7 @@ impl PrefixCache {
         }
         Lease {
             session,
-            tenant: self.tracked.keeps_shares.then(|| self.enter_tenant(retention.tenant)),
+            tenant: self.tracked.shares.are_kept().then(|| self.enter_tenant(retention.tenant)),
             priority: Some((retention.priority + NORMAL as i8) as u8),
             ttl: retention.ttl,
             next_turn: retention.next_turn,
@@ -198,7 +168,7 @@ impl PrefixCache {
     /// Ends a request's use of blocks, all of which it has given back.
     pub fn close_lease(&mut self, lease: Lease, now: f64) {
         if let Some(tenant) = lease.tenant {
-            self.leave_tenant(tenant);
+            self.tracked.shares.leave(tenant);
         }
         let Some(session) = lease.session else { return };
         let entry = self.tracked.sessions.get_mut(session);
@@ -248,36 +218,6 @@ impl PrefixCache {
         self.tracked.sessions.len()
     }
 
-    /// Sets the share of the pool, from 0 to 1, that a tenant's own idle blocks may fill before they go first. A block
-    /// that several tenants have used is nobody's own.
-    ///
-    /// # Errors
-    /// [`Error::InvalidRequest`] if the share is out of its range.
-    pub fn set_share(&mut self, tenant: &[u8], share: f64) -> Result<()> {
-        if !(0.0..=1.0).contains(&share) {
-            return Err(Error::request("share", share, "0 to 1"));
-        }
-        // What was given back before stands by the share of before, whether or not somebody has looked since.
-        self.adopt_returned();
-        let tracked = &mut self.tracked;
-        if share == tracked.share {
-            tracked.own_shares.remove(tenant);
-        } else {
-            (tracked.is_active, tracked.keeps_shares) = (true, true);
-            tracked.own_shares.insert(tenant.into(), share);
-        }
-        if let Some(&id) = tracked.tenants.get(tenant) {
-            self.order.set_limit(id, self.blocks_of(share));
-        }
-        Ok(())
-    }
-
-    /// Idle blocks that a tenant alone has used, where shares are kept.
-    pub fn owned_blocks(&mut self, tenant: &[u8]) -> usize {
-        self.adopt_returned();
-        self.tracked.tenants.get(tenant).map_or(0, |&tenant| self.order.owned(tenant))
-    }
-
     /// Where the blocks of a node stand while they are idle.
     pub(super) fn standing(&self, node: NodeId) -> Standing {
         let marks = self.tracked.marks(node);
@@ -306,7 +246,7 @@ impl PrefixCache {
         let Some(place) = self.tracked.marks.get_mut(node.index()) else { return };
         let marks = std::mem::replace(place, UNTRACKED);
         if let Owner::Tenant(owner) = marks.owner {
-            self.leave_tenant(owner);
+            self.tracked.shares.leave(owner);
         }
         let Some(list) = marks.tips else { return };
         if parent == NodeId::ROOT {
@@ -337,21 +277,9 @@ impl PrefixCache {
             }
             marks.priority = marks.priority.max(priority);
             marks.is_open |= is_open;
-            self.change_owner(before, owner);
+            self.tracked.shares.change_owner(before, owner);
             self.relist(node, true);
             node = self.tree.parent(node);
-        }
-    }
-
-    fn change_owner(&mut self, before: Owner, after: Owner) {
-        if before == after {
-            return;
-        }
-        if let Owner::Tenant(tenant) = after {
-            self.tracked.entries[tenant as usize].as_mut().expect("a lease keeps its tenant").users += 1;
-        }
-        if let Owner::Tenant(tenant) = before {
-            self.leave_tenant(tenant);
         }
     }
 
@@ -469,40 +397,6 @@ impl PrefixCache {
             }
         }
     }
-
-    fn enter_tenant(&mut self, bytes: &[u8]) -> u32 {
-        let tracked = &mut self.tracked;
-        if let Some(&tenant) = tracked.tenants.get(bytes) {
-            tracked.entries[tenant as usize].as_mut().expect("a known tenant has an entry").users += 1;
-            return tenant;
-        }
-        let tenant = tracked.vacant.pop().unwrap_or(tracked.entries.len() as u32);
-        let entry = Some(Tenant { bytes: bytes.into(), users: 1 });
-        match tracked.entries.get_mut(tenant as usize) {
-            Some(place) => *place = entry,
-            None => tracked.entries.push(entry),
-        }
-        tracked.tenants.insert(bytes.into(), tenant);
-        let share = self.tracked.own_shares.get(bytes).copied().unwrap_or(self.tracked.share);
-        let limit = self.blocks_of(share);
-        self.order.set_limit(tenant, limit);
-        tenant
-    }
-
-    fn leave_tenant(&mut self, tenant: u32) {
-        let place = &mut self.tracked.entries[tenant as usize];
-        let entry = place.as_mut().expect("a tenant in use has an entry");
-        entry.users -= 1;
-        if entry.users == 0 {
-            self.tracked.tenants.remove(&entry.bytes);
-            *place = None;
-            self.tracked.vacant.push(tenant);
-        }
-    }
-
-    fn blocks_of(&self, share: f64) -> usize {
-        (share * (self.pool.num_blocks() - 1) as f64).floor() as usize
-    }
 }
 
 /// A tenant's session, such that no two give the same bytes.
@@ -511,30 +405,4 @@ fn session_key(tenant: &[u8], session: &[u8]) -> Vec<u8> {
     key.extend(tenant);
     key.extend(session);
     key
-}
-
-#[cfg(all(test, not(loom)))]
-mod tests {
-    use super::*;
-    use crate::pool::BlockPool;
-    use crate::prefix::CacheOptions;
-    use crate::units::BlockSize;
-
-    #[test]
-    fn a_share_that_is_set_back_is_forgotten_and_others_take_little() {
-        let pool = BlockPool::new(16, BlockSize::new(4).unwrap()).unwrap();
-        let options = CacheOptions { tenant_share: 1.0, ..CacheOptions::default() };
-        let mut cache = PrefixCache::with_options(pool, &[crate::LayerGroup::Full], options).unwrap();
-        for tenant in 0..1000_u32 {
-            cache.set_share(&tenant.to_le_bytes(), 0.5).unwrap();
-        }
-        assert_eq!((cache.tracked.own_shares.len(), cache.tracked.entries.len()), (1000, 0));
-        let lease = cache.open_lease(&Retention { tenant: &7_u32.to_le_bytes(), ..Retention::default() });
-        assert_eq!(cache.tracked.entries.len(), 1);
-        for tenant in 0..1000_u32 {
-            cache.set_share(&tenant.to_le_bytes(), 1.0).unwrap();
-        }
-        cache.close_lease(lease, 0.0);
-        assert!(cache.tracked.own_shares.is_empty() && cache.tracked.tenants.is_empty());
-    }
 }

@@ -139,7 +139,8 @@ impl Replay {
             }
             Verb::SetCosts => {
                 let (seconds_per_token, seconds_per_block) = (reader.real()?, reader.real()?);
-                self.scheduler.set_costs(Costs { seconds_per_token, seconds_per_block });
+                let costs = Costs { seconds_per_token, seconds_per_block };
+                self.scheduler.set_costs(costs).map_err(|_| reader.malformed("costs that are no times"))?;
                 0
             }
             Verb::EndSession => {

@@ -31,7 +31,7 @@ fn record(token: u32) -> Vec<u8> {
         scheduler.submit(submission).unwrap();
     }
     scheduler.submit(Submission::new(&[])).unwrap_err();
-    scheduler.set_costs(Costs { seconds_per_token: 1.0, seconds_per_block: 0.5 });
+    scheduler.set_costs(Costs { seconds_per_token: 1.0, seconds_per_block: 0.5 }).unwrap();
     for round in 0..200 {
         let drafts = Proposal { rows: &[0, 2], starts: &[0, 2, 3], tokens: &[7, 8, token + round as u32] };
         scheduler.propose(drafts).unwrap();

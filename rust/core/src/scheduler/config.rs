@@ -4,7 +4,7 @@ use crate::error::{Error, Result};
 use crate::groups::{LayerGroup, longest};
 use crate::policy::order::QueueOrder;
 use crate::policy::preemption::PreemptionMode;
-use crate::prefix::eviction::{EvictionPolicy, Lru, POLICIES};
+use crate::prefix::eviction::{EvictionPolicy, Lru};
 use crate::prefix::{CacheOptions, HashOptions, PinQuota};
 use crate::units::BlockSize;
 
@@ -29,7 +29,7 @@ impl AdmissionPolicy {
         match name {
             "forecast" => Ok(Self::Forecast),
             "watermark" => Ok(Self::Watermark),
-            _ => Err(Error::config("admission", name, "forecast or watermark")),
+            _ => Err(Error::config("admission", format!("'{name}'"), "forecast or watermark")),
         }
     }
 }
@@ -206,91 +206,6 @@ impl SchedulerConfig {
         blocks + states + size(self.max_steps_in_flight) * (pairs + tables + samples + rows + tokens)
     }
 
-    /// How many numbers [`numbers`](Self::numbers) gives.
-    pub const NUM_NUMBERS: usize = 26;
-
-    /// All options but the reals and the groups as numbers, for a recording.
-    pub(crate) fn numbers(&self) -> [u64; Self::NUM_NUMBERS] {
-        [
-            self.num_blocks as u64,
-            self.num_host_blocks as u64,
-            self.preemption as u64,
-            self.block_size as u64,
-            self.max_num_seqs as u64,
-            self.max_num_batched_tokens as u64,
-            self.max_chunk_tokens as u64,
-            self.max_model_len as u64,
-            self.admission as u64,
-            self.enable_prefix_caching.into(),
-            self.queue_order as u64,
-            self.max_passes as u64,
-            self.preempt_lower_ranks.into(),
-            self.max_queued_tokens as u64,
-            self.max_queued_requests as u64,
-            self.hash_seed,
-            self.hash_mask,
-            self.num_lookahead_tokens as u64,
-            POLICIES.iter().position(|policy| policy.name() == self.eviction.name()).unwrap_or(POLICIES.len())
-                as u64,
-            self.pin_quota.blocks as u64,
-            self.pin_quota.blocks_per_tenant as u64,
-            self.report_other_scopes.into(),
-            self.max_steps_in_flight as u64,
-            self.num_state_slots as u64,
-            self.checkpoint_every as u64,
-            self.partial_block_reuse as u64,
-        ]
-    }
-
-    /// How many reals [`reals`](Self::reals) gives.
-    pub const NUM_REALS: usize = 2;
-
-    /// The options that are no whole numbers, for a recording.
-    pub(crate) fn reals(&self) -> [f64; Self::NUM_REALS] {
-        [self.watermark, self.tenant_cache_share]
-    }
-
-    /// The options that gave these numbers.
-    pub(crate) fn from_numbers(
-        numbers: [u64; Self::NUM_NUMBERS],
-        groups: Vec<LayerGroup>,
-        [watermark, tenant_cache_share]: [f64; Self::NUM_REALS],
-    ) -> Result<Self> {
-        let size = |place: usize| numbers[place] as usize;
-        let unknown = |field, place: usize| Error::config(field, numbers[place], "one of the known choices");
-        Ok(Self {
-            num_blocks: size(0),
-            num_host_blocks: size(1),
-            preemption: *PreemptionMode::ALL.get(size(2)).ok_or_else(|| unknown("preemption", 2))?,
-            block_size: size(3),
-            groups,
-            max_num_seqs: size(4),
-            max_num_batched_tokens: size(5),
-            max_chunk_tokens: size(6),
-            max_model_len: size(7),
-            watermark,
-            admission: *AdmissionPolicy::ALL.get(size(8)).ok_or_else(|| unknown("admission", 8))?,
-            enable_prefix_caching: numbers[9] != 0,
-            queue_order: *QueueOrder::ALL.get(size(10)).ok_or_else(|| unknown("queue_order", 10))?,
-            max_passes: size(11),
-            preempt_lower_ranks: numbers[12] != 0,
-            max_queued_tokens: size(13),
-            max_queued_requests: size(14),
-            hash_seed: numbers[15],
-            hash_mask: numbers[16],
-            num_lookahead_tokens: size(17),
-            eviction: *POLICIES.get(size(18)).ok_or_else(|| unknown("eviction", 18))?,
-            tenant_cache_share,
-            pin_quota: PinQuota { blocks: size(19), blocks_per_tenant: size(20) },
-            max_kv_events: 0,
-            report_other_scopes: numbers[21] != 0,
-            max_steps_in_flight: size(22),
-            num_state_slots: size(23),
-            checkpoint_every: size(24),
-            partial_block_reuse: size(25),
-        })
-    }
-
     /// Checks every option.
     ///
     /// # Errors
@@ -298,31 +213,29 @@ impl SchedulerConfig {
     pub fn validate(&self) -> Result<()> {
         BlockSize::new(self.block_size)?;
         LayerGroup::validate(&self.groups)?;
-        within("num_blocks", self.num_blocks, 2, 1 << 30)?;
+        self.check_ranges()?;
         within("num_blocks * block_size", self.num_blocks.saturating_mul(self.block_size), 2, MAX_SLOTS)?;
-        within("num_host_blocks", self.num_host_blocks, 0, 1 << 30)?;
-        within("max_num_seqs", self.max_num_seqs, 1, 1 << 20)?;
-        within("max_num_batched_tokens", self.max_num_batched_tokens, 1, 1 << 30)?;
-        within("max_chunk_tokens", self.max_chunk_tokens, 1, usize::MAX)?;
-        within("num_lookahead_tokens", self.num_lookahead_tokens, 0, 1 << 10)?;
-        within("max_model_len", self.max_model_len, 2, 1 << 30)?;
-        within("max_steps_in_flight", self.max_steps_in_flight, 1, 2)?;
         if self.max_steps_in_flight > 1 && self.num_lookahead_tokens > 0 {
             // Drafts continue tokens that are not known yet when the next step is planned.
             let allowed = "0 where max_steps_in_flight is 2";
             return Err(Error::config("num_lookahead_tokens", self.num_lookahead_tokens, allowed));
         }
-        within("max_queued_tokens", self.max_queued_tokens, 1, usize::MAX)?;
-        within("max_queued_requests", self.max_queued_requests, 1, 1 << 30)?;
-        within("max_kv_events", self.max_kv_events, 0, 1 << 24)?;
         within("partial_block_reuse", self.partial_block_reuse, 0, self.block_size - 1)?;
         within("max_pinned_blocks", self.pin_quota.blocks, 0, self.num_blocks.saturating_sub(2))?;
         self.validate_states()?;
         if !(0.0..=1.0).contains(&self.tenant_cache_share) {
-            return Err(Error::config("tenant_cache_share", self.tenant_cache_share, "0 to 1"));
+            return Err(Error::config(
+                "tenant_cache_share",
+                format!("{:?}", self.tenant_cache_share),
+                "0 to 1",
+            ));
         }
         if !(0.0..1.0).contains(&self.watermark) {
-            return Err(Error::config("watermark", self.watermark, "at least 0 and below 1"));
+            return Err(Error::config(
+                "watermark",
+                format!("{:?}", self.watermark),
+                "at least 0 and below 1",
+            ));
         }
         self.validate_capacity()
     }
@@ -346,7 +259,44 @@ impl SchedulerConfig {
 /// The tree keeps a token a slot.
 const MAX_SLOTS: usize = 1 << 31;
 
-pub(super) fn within(field: &'static str, value: usize, low: usize, high: usize) -> Result<()> {
+/// What each option that is a whole number may be, whatever the others are: `name: field = least, most`.
+macro_rules! ranges {
+    ($($name:literal: $($field:ident).+ = $least:expr, $most:expr;)*) => {
+        impl SchedulerConfig {
+            /// The options that are whole numbers, each with the least and the most that it may be. What the others leave of
+            /// that [`validate`](Self::validate) says.
+            pub const RANGES: &[(&str, usize, usize)] = &[$(($name, $least, $most)),*];
+
+            fn check_ranges(&self) -> Result<()> {
+                $(within($name, self.$($field).+, $least, $most)?;)*
+                Ok(())
+            }
+        }
+    };
+}
+
+ranges! {
+    "num_blocks": num_blocks = 2, 1 << 30;
+    "num_host_blocks": num_host_blocks = 0, 1 << 30;
+    "block_size": block_size = 1, BlockSize::MAX_TOKENS;
+    "max_num_seqs": max_num_seqs = 1, 1 << 20;
+    "max_num_batched_tokens": max_num_batched_tokens = 1, 1 << 30;
+    "max_chunk_tokens": max_chunk_tokens = 1, usize::MAX;
+    "num_lookahead_tokens": num_lookahead_tokens = 0, 1 << 10;
+    "max_model_len": max_model_len = 2, 1 << 30;
+    "max_steps_in_flight": max_steps_in_flight = 1, 2;
+    "max_passes": max_passes = 0, usize::MAX;
+    "max_pinned_blocks": pin_quota.blocks = 0, 1 << 30;
+    "max_pinned_blocks_per_tenant": pin_quota.blocks_per_tenant = 0, usize::MAX;
+    "max_kv_events": max_kv_events = 0, 1 << 24;
+    "num_state_slots": num_state_slots = 0, 1 << 24;
+    "checkpoint_every": checkpoint_every = 1, 1 << 24;
+    "partial_block_reuse": partial_block_reuse = 0, BlockSize::MAX_TOKENS;
+    "max_queued_requests": max_queued_requests = 1, 1 << 30;
+    "max_queued_tokens": max_queued_tokens = 1, usize::MAX;
+}
+
+fn within(field: &'static str, value: usize, low: usize, high: usize) -> Result<()> {
     if (low..=high).contains(&value) {
         return Ok(());
     }
@@ -387,11 +337,20 @@ mod tests {
     }
 
     #[test]
+    fn a_window_that_no_model_has_is_refused() {
+        for (tokens, allowed) in [(0, false), (1, true), (1 << 30, true), ((1 << 30) + 1, false)] {
+            let groups = vec![LayerGroup::Window { tokens }];
+            let result = SchedulerConfig { groups, ..SchedulerConfig::default() }.validate();
+            assert_eq!(result.is_ok(), allowed, "{tokens} tokens: {result:?}");
+        }
+    }
+
+    #[test]
     fn an_option_out_of_range_is_named_with_its_value() {
         let config = SchedulerConfig { watermark: 1.0, ..SchedulerConfig::default() };
         assert_eq!(
             config.validate().unwrap_err().to_string(),
-            "watermark is 1: allowed is at least 0 and below 1"
+            "watermark is 1.0: allowed is at least 0 and below 1"
         );
         let config = SchedulerConfig { block_size: 0, ..SchedulerConfig::default() };
         assert!(config.validate().unwrap_err().to_string().contains("block_size is 0"));

@@ -152,7 +152,7 @@ impl Scheduler {
 
     /// Whether a plan may have a row for a sequence.
     pub(super) fn may_be_planned(&self, index: SeqIndex) -> bool {
-        !self.sequences[index].is_leaving && (self.held_back.is_empty() || !self.held_back.contains(&index))
+        !self.sequences[index].is_leaving && !self.held_back.contains(&index)
     }
 
     /// Leaves the running sequence at `place` out of the plan at hand, so that the next one can preempt it.

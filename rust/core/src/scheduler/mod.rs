@@ -19,12 +19,14 @@ mod fair;
 mod folding;
 mod in_flight;
 mod misses;
+mod observed;
 mod pages;
 mod partial;
 mod pause;
 mod plan;
 mod prefilling;
 mod ranks;
+mod recorded_config;
 mod request;
 mod retention;
 mod sequence;
@@ -41,7 +43,7 @@ mod write;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use hashbrown::HashMap;
+use hashbrown::{HashMap, HashSet};
 
 pub use apply::{FinishReason, Outcome, Sampled};
 pub use buffers::{OwnedArrays, StepArrays, TableSync};
@@ -117,7 +119,7 @@ pub struct Scheduler {
     drafts: Drafts,
     in_flight: InFlight,
     /// Running sequences that the plan at hand leaves out, so that the next one can preempt them.
-    held_back: Vec<SeqIndex>,
+    held_back: HashSet<SeqIndex>,
     /// The time of the last plan, in seconds.
     now: f64,
     next_request: u64,
@@ -179,7 +181,7 @@ impl Scheduler {
             identity: Identity::default(),
             drafts: Drafts::default(),
             in_flight: InFlight::default(),
-            held_back: Vec::new(),
+            held_back: HashSet::new(),
             now: 0.0,
             next_request: 0,
             next_step: 0,

@@ -130,7 +130,7 @@ impl Scheduler {
             let key = sequences[index].key;
             let is_paused = paused.requests.contains(&key.request);
             if is_paused && sequences[index].is_in_flight() {
-                held_back.push(index);
+                held_back.insert(index);
                 paused.unsettled.insert(key.request);
                 return true;
             }

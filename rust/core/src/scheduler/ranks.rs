@@ -85,7 +85,7 @@ impl Scheduler {
         let Some(relief) = self.relief_for(&[index], key.rank) else { return false };
         let first = self.running.len() - relief.sequences;
         if self.running[first..].iter().any(|&victim| self.sequences[victim].is_in_flight()) {
-            self.held_back.extend_from_slice(&self.running[first..]);
+            self.held_back.extend(&self.running[first..]);
             // They can give way when that step is over.
             self.queue_changed = true;
             return true;
@@ -113,7 +113,7 @@ impl Scheduler {
         let (Some((_, first)), Some((key, second))) = (waiting.next(), waiting.next()) else { return };
         let Some(relief) = self.relief_for(&[first, second], key.rank) else { return };
         let kept = self.running.len() - relief.sequences;
-        self.held_back.extend_from_slice(&self.running[kept..]);
+        self.held_back.extend(&self.running[kept..]);
     }
 
     /// The least that lets sequences start together which wait at a rank, if there is anybody who may give way; none: they

@@ -3,18 +3,10 @@
 use super::Scheduler;
 use super::sequence::SeqIndex;
 use crate::error::Result;
-use crate::prefix::{Events, PinId, Pinned};
+use crate::prefix::{PinId, Pinned};
 use crate::units::TokenId;
 
 impl Scheduler {
-    /// How many of the first `tokens` a request would find cached in a scope now. Changes nothing.
-    pub fn cached_tokens(&mut self, tokens: &[TokenId], scope: &[u8]) -> usize {
-        let scope = self.cache.enter_scope(scope);
-        let hits = self.cache.probe(scope, tokens, usize::MAX).hits;
-        self.cache.leave_scope(scope);
-        hits * self.block_size.tokens()
-    }
-
     /// Says that a tenant's session has no further turn: cached blocks that only ended sessions have used make room
     /// before all others. A request of the session that comes all the same makes it live again. Returns whether it was.
     pub fn end_session(&mut self, tenant: &[u8], session: &[u8]) -> bool {
@@ -45,16 +37,6 @@ impl Scheduler {
     /// [`Error::InvalidRequest`](crate::Error::InvalidRequest) if the share is out of its range.
     pub fn set_cache_share(&mut self, tenant: &[u8], share: f64) -> Result<()> {
         self.cache.set_share(tenant, share)
-    }
-
-    /// Takes the events about cached blocks since the last call. Empty if none are kept.
-    pub fn take_events(&mut self) -> Events {
-        self.cache.take_events()
-    }
-
-    /// All cached blocks, as if each had just been stored. Empty if no events are kept.
-    pub fn snapshot_events(&self) -> Events {
-        self.cache.snapshot_events()
     }
 
     /// Notes for whom a sequence has used its blocks, before it gives them back.

@@ -38,8 +38,6 @@ impl SchedulerConfig {
 
     /// Whether a scheduler can keep what the other options promise for a model with states.
     pub(super) fn validate_states(&self) -> Result<()> {
-        super::config::within("num_state_slots", self.num_state_slots, 0, 1 << 24)?;
-        super::config::within("checkpoint_every", self.checkpoint_every, 1, 1 << 24)?;
         if !self.has_states() {
             return Ok(());
         }

@@ -7,14 +7,20 @@
 use super::Scheduler;
 use super::sequence::{SeqIndex, Swapped};
 use super::step::Step;
+use crate::error::Result;
 use crate::groups::Tables;
 use crate::policy::preemption::{Costs, Loss, swaps};
 use crate::table::{BlockCopy, BlockTable};
 
 impl Scheduler {
     /// Tells what was measured: `auto` preemption chooses by it.
-    pub fn set_costs(&mut self, costs: Costs) {
+    ///
+    /// # Errors
+    /// [`Error::InvalidConfig`](crate::Error::InvalidConfig) if one of them is no time; nothing was changed.
+    pub fn set_costs(&mut self, costs: Costs) -> Result<()> {
+        costs.validate()?;
         self.costs = costs;
+        Ok(())
     }
 
     /// Takes a sequence off the device while a step is planned; it starts again later, from the host's copy if one could

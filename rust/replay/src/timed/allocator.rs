@@ -64,7 +64,7 @@ impl Allocator {
                 };
                 arrivals.validate()?;
                 cost.validate()?;
-                let mut engine = Paged::new(config, told.outputs)?.with_costs(cost).with_sessions(
+                let mut engine = Paged::new(config, told.outputs)?.with_costs(cost)?.with_sessions(
                     trace,
                     told.retention,
                     speed,

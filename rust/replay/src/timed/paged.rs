@@ -71,13 +71,15 @@ impl Paged {
     }
 
     /// Has the scheduler told what computing and copying cost, as an engine tells it what it measured.
-    #[must_use]
-    pub fn with_costs(mut self, cost: &CostModel) -> Self {
+    ///
+    /// # Errors
+    /// Those of [`Scheduler::set_costs`].
+    pub fn with_costs(mut self, cost: &CostModel) -> Result<Self> {
         let mut prompt = Work::default();
         prompt.add(0, MEASURED_TOKENS, cost.window);
         let seconds_per_token = cost.seconds(prompt) / MEASURED_TOKENS as f64;
-        self.scheduler.set_costs(Costs { seconds_per_token, seconds_per_block: cost.per_swapped_block });
-        self
+        self.scheduler.set_costs(Costs { seconds_per_token, seconds_per_block: cost.per_swapped_block })?;
+        Ok(self)
     }
 
     /// A request of a session will not come back: tells the scheduler if the session is over with it.
