@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from pykv.errors import ConfigError
-from pykv.field_checks import as_boolean, as_integer, as_number_in, one_of, refuse, shown
+from pykv.field_checks import as_boolean, as_integer, as_number_in, is_integer, one_of, refuse, shown
 from pykv.kv_format import DtypeFormat, kv_format_names, kv_format_of
 from pykv.scheduler_config import SchedulerConfig
 
@@ -19,8 +19,8 @@ PREEMPTIONS = ("auto", "recompute", "swap")
 ATTENTION_BACKENDS = ("auto", "cpu", "torch", "triton")
 DEFAULT_KV_MEMORY_BYTES = 2**30
 MOST_BYTES = 2**48
-MOST_BLOCKS = 2**30
-"""What stands for the number of blocks until the memory says how many there are."""
+MOST_SLOTS = 2**31
+"""Tokens that a scheduler's pool may hold."""
 
 SCHEDULER_OPTIONS = (
     "admission",
@@ -172,7 +172,8 @@ class EngineConfig:
         """Has the scheduler's own checks look at what is for it, with the pool as large as may be."""
         known = {"num_blocks": self.num_blocks, "max_model_len": self.max_model_len}
         given = {name: value for name, value in known.items() if value is not None}
-        checked = scheduler_config(self, **{"num_blocks": MOST_BLOCKS} | given)
+        most_blocks = MOST_SLOTS // self.block_size if _divides_slots(self.block_size) else 2
+        checked = scheduler_config(self, **{"num_blocks": most_blocks} | given)
         for name in (*SCHEDULER_OPTIONS, *given):
             self._set(name, getattr(checked, name))
         for name in ("watermark", "tenant_cache_share"):
@@ -183,6 +184,11 @@ class EngineConfig:
 
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)
+
+
+def _divides_slots(block_size: object) -> bool:
+    """Whether a pool may have two blocks of this size or more; else its refusal is the scheduler's."""
+    return is_integer(block_size) and 0 < block_size <= MOST_SLOTS // 2
 
 
 def scheduler_config(config: EngineConfig, **of_the_model: Any) -> SchedulerConfig:
