@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import anyio
@@ -26,10 +27,11 @@ from pykv.service.status import (
 )
 from pykv.service.transport.stream import BoundedStream
 
-__all__ = ["Calls", "guarded"]
+__all__ = ["AnyStream", "Calls", "guarded"]
 
 AnyStream = Stream[Any, Any]
 Method = Callable[[AnyStream], Awaitable[None]]
+Admission = Callable[[AnyStream], AbstractContextManager[None]]
 
 PACE_CALLS = 64
 LEAST_RETRY_SECONDS, MOST_RETRY_SECONDS = 0.1, 30.0
@@ -161,24 +163,24 @@ class Calls:
 class GuardedService:
     """A service whose every method is run by `Calls.run`."""
 
-    def __init__(self, service: IServable, calls: Calls, check: Callable[[AnyStream], object]) -> None:
+    def __init__(self, service: IServable, calls: Calls, admission: Admission) -> None:
         self._service = service
         self._calls = calls
-        self._check = check
+        self._admission = admission
 
     def __mapping__(self) -> dict[str, Handler]:
         return {path: self._guarded(path, handler) for path, handler in self._service.__mapping__().items()}
 
     def _guarded(self, path: str, handler: Handler) -> Handler:
-        async def checked(stream: AnyStream) -> None:
-            self._check(stream)
-            await handler.func(stream)
+        async def admitted(stream: AnyStream) -> None:
+            with self._admission(stream):
+                await handler.func(stream)
 
         async def call(stream: AnyStream) -> None:
             start = time.monotonic()
             with structlog.contextvars.bound_contextvars(method=path):
                 try:
-                    await self._calls.run(stream, checked)
+                    await self._calls.run(stream, admitted)
                 finally:
                     log.debug("call ended", seconds=round(time.monotonic() - start, 6))
 
@@ -186,14 +188,14 @@ class GuardedService:
 
 
 def guarded(
-    service: IServable, calls: Calls, check: Callable[[AnyStream], object] = lambda stream: None
+    service: IServable, calls: Calls, admission: Admission = lambda stream: nullcontext()
 ) -> IServable:
     """The same service, its calls counted, bounded in time and answered in every case.
 
     Args:
-        check: raises where the call may not be made.
+        admission: a context of each call, which is not entered where the call may not be made.
     """
-    return GuardedService(service, calls, check)
+    return GuardedService(service, calls, admission)
 
 
 def _timeout_of(stream: AnyStream) -> float | None:

@@ -1,7 +1,7 @@
 """The daemon from its socket to its end: it answers at once, and serves once the model is loaded."""
 
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager
 from functools import partial
 from importlib.util import find_spec
 
@@ -14,7 +14,7 @@ from grpclib.reflection.service import ServerReflection
 from pykv.extras import needs_extra
 from pykv.service.access import Gate
 from pykv.service.bounded_log import BoundedLog
-from pykv.service.calls import Calls, guarded
+from pykv.service.calls import AnyStream, Calls, guarded
 from pykv.service.engine_service import EngineService
 from pykv.service.files import check_writable, write_whole
 from pykv.service.health import HealthService, HealthState, watch_engine
@@ -233,8 +233,12 @@ class Daemon:
         return [
             *(guarded(service, self._calls) for service in engines),
             *(guarded(service, other_calls) for service in health),
-            *(guarded(service, other_calls, self._gate.account_of) for service in reflection),
+            *(guarded(service, other_calls, self._account_call) for service in reflection),
         ]
+
+    def _account_call(self, stream: AnyStream) -> AbstractContextManager[None]:
+        """Counts a call among those of its caller's tenant, as long as it lasts."""
+        return self._gate.account_of(stream).call()
 
     @asynccontextmanager
     async def _metrics_endpoint(self) -> AsyncIterator[None]:

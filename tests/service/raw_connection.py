@@ -37,6 +37,7 @@ class RawConnection:
         self.h2.initiate_connection()
         self.events = []
         self.statuses = {}
+        self.trailers = {}
         self.data = {}
 
     @classmethod
@@ -47,10 +48,11 @@ class RawConnection:
         await connection.wait_for(h2.events.RemoteSettingsChanged)
         return connection
 
-    def request(self, path, data=b"", *, end_stream=True, timeout=None):
+    def request(self, path, data=b"", *, end_stream=True, timeout=None, more_headers=()):
         """Begins a call and returns its stream id."""
         stream_id = self.h2.get_next_available_stream_id()
         headers = [*HEADERS, (":path", path)] + ([("grpc-timeout", timeout)] if timeout else [])
+        headers += more_headers
         self.h2.send_headers(stream_id, sorted(headers, key=lambda item: item[0][0] != ":"))
         if data or end_stream:
             self.h2.send_data(stream_id, data, end_stream=end_stream)
@@ -118,6 +120,7 @@ class RawConnection:
         elif isinstance(event, (h2.events.ResponseReceived, h2.events.TrailersReceived)):
             headers = dict(event.headers)
             if "grpc-status" in headers:
+                self.trailers[event.stream_id] = headers
                 self.statuses[event.stream_id] = int(headers["grpc-status"]), headers.get("grpc-message", "")
         else:
             self.events.append(event)

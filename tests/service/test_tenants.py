@@ -104,6 +104,26 @@ async def test_reflection_needs_a_credential_too(start_for_tenants):
 
 
 @pytest.mark.asyncio
+async def test_a_call_of_reflection_counts_as_its_tenants(start_for_tenants, raw_open, framed):
+    from grpclib.reflection.v1.reflection_pb2 import ServerReflectionRequest
+
+    daemon = await start_for_tenants()
+    raw = await raw_open(daemon.address)
+    path = "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"
+    asked, token = framed(ServerReflectionRequest(list_services="")), ("authorization", "Bearer acme-secret")
+    streams = [raw.request(path, asked, end_stream=False, more_headers=[token]) for _ in range(3)]
+    await raw.flush()
+    assert await raw.status(streams[2]) == (8, "tenant acme has 2 calls in flight; allowed: 2")
+    raw.h2.end_stream(streams[0])
+    await raw.flush()
+    assert (await raw.status(streams[0]))[0] == 0
+    after = raw.request(path, asked, more_headers=[token])
+    await raw.flush()
+    assert (await raw.status(after))[0] == 0
+    await raw.close()
+
+
+@pytest.mark.asyncio
 async def test_each_token_of_a_tenant_is_served_in_its_scope(start_for_tenants, collect):
     daemon = await start_for_tenants()
     for place, token in enumerate(["bolt-secret", "bolt-other-secret", "acme-secret", "partner-secret"]):
