@@ -24,7 +24,7 @@ from pykv.service.metrics import DaemonCollector, MetricsEndpoint
 from pykv.service.options import ServeOptions
 from pykv.service.protocol.engine_pb2 import DESCRIPTOR
 from pykv.service.reload import Credentials
-from pykv.service.request_limits import request_bytes
+from pykv.service.request_limits import method_limits
 from pykv.service.servable import DescribedService
 from pykv.service.served import ModelDescription, ServedModel
 from pykv.service.shutdown import Shutdown, end_calls
@@ -77,7 +77,7 @@ class Daemon:
             _limits(options),
             self._lines,
             self._check,
-            partial(request_bytes, most=options.max_message_size),
+            partial(method_limits, most=options.max_message_size),
         )
         self._collector = DaemonCollector(
             self._gate,

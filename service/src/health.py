@@ -2,9 +2,9 @@
 
 import asyncio
 import time
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import cast
 
 import anyio
 import structlog
@@ -13,7 +13,6 @@ from grpclib.exceptions import GRPCError
 from grpclib.health.check import ServiceStatus
 from grpclib.health.v1.health_grpc import HealthBase
 from grpclib.health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
-from grpclib.protocol import Connection
 from grpclib.server import Stream
 
 from pykv.errors import EngineDeadError
@@ -21,6 +20,8 @@ from pykv.service.calls import Calls
 from pykv.service.errors import EngineStalledError
 from pykv.service.requests import receive
 from pykv.service.served import TokenEngine
+from pykv.service.transport.events import BoundedConnection
+from pykv.service.transport.shared_budget import SharedBudget, Sharer
 
 __all__ = ["HealthService", "HealthState", "watch_engine"]
 
@@ -42,7 +43,7 @@ class HealthService(HealthBase):
 
     def __init__(self, statuses: Mapping[str, ServiceStatus]) -> None:
         self._statuses = statuses
-        self._watchers: Counter[Connection] = Counter()
+        self._watchers = SharedBudget(MAX_WATCHERS, MAX_WATCHERS_A_CONNECTION)
 
     async def Check(self, stream: HealthStream) -> None:  # noqa: N802
         """Says how a service is now.
@@ -59,9 +60,9 @@ class HealthService(HealthBase):
         """Says how a service is, now and whenever it changes; of an unknown one, that it is that.
 
         Raises:
-            GRPCError: RESOURCE_EXHAUSTED; there are as many watchers as may be.
+            GRPCError: RESOURCE_EXHAUSTED; as many as may be watch on the connection, of its peer or in all.
         """
-        with self._one_more(stream._stream.connection):
+        with self._one_more(cast(BoundedConnection, stream._stream.connection).sharer):
             status = await self._asked(stream)
             if status is None:
                 await stream.send_message(HealthCheckResponse(status=HealthCheckResponse.SERVICE_UNKNOWN))
@@ -73,21 +74,14 @@ class HealthService(HealthBase):
         return self._statuses.get((await receive(stream)).service)
 
     @contextmanager
-    def _one_more(self, connection: Connection) -> Iterator[None]:
-        for kind, number, most in (
-            ("this connection", self._watchers[connection], MAX_WATCHERS_A_CONNECTION),
-            ("all connections", self._watchers.total(), MAX_WATCHERS),
-        ):
-            if number >= most:
-                message = f"{number} watchers of health on {kind}; allowed: {most}"
-                raise GRPCError(Status.RESOURCE_EXHAUSTED, message)
-        self._watchers[connection] += 1
+    def _one_more(self, sharer: Sharer) -> Iterator[None]:
+        if not self._watchers.take(sharer, 1):
+            allowed = f"{MAX_WATCHERS_A_CONNECTION} on a connection, {MAX_WATCHERS} in all, and of those a fair part"
+            raise GRPCError(Status.RESOURCE_EXHAUSTED, f"too many watchers of health; allowed: {allowed}")
         try:
             yield
         finally:
-            self._watchers[connection] -= 1
-            if not self._watchers[connection]:
-                del self._watchers[connection]
+            self._watchers.give_back(sharer, 1)
 
 
 async def _tell_changes(status: ServiceStatus, stream: HealthStream) -> None:

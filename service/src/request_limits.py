@@ -3,9 +3,10 @@
 from collections.abc import Mapping
 
 from pykv.sampling.params import LOGIT_BIAS_LIMIT, STOP_STRINGS_LIMIT, STOP_TOKEN_IDS_LIMIT
+from pykv.service.transport import MethodLimits
 from pykv.text.chat import MESSAGES_LIMIT
 
-__all__ = ["ABORTED_IDS_LIMIT", "LIST_LIMITS", "OTHER_LIST_LIMIT", "PROMPT_IDS", "request_bytes"]
+__all__ = ["ABORTED_IDS_LIMIT", "LIST_LIMITS", "OTHER_LIST_LIMIT", "PROMPT_IDS", "method_limits"]
 
 SMALL_REQUEST_BYTES = 4096
 """Of a call whose request has a name or two, or nothing."""
@@ -20,7 +21,7 @@ LARGE_REQUESTS = frozenset(
         "/vllm.grpc.engine.VllmEngine/Generate",
     }
 )
-"""Calls that carry a prompt: `max_message_size` bounds them."""
+"""Calls that carry a prompt: `max_message_size` bounds them, and then the engine's queue."""
 
 MEDIUM_REQUESTS = {"/vllm.grpc.engine.VllmEngine/Abort": ABORT_BYTES}
 
@@ -40,13 +41,13 @@ PROMPT_IDS = frozenset({"pykv.v1.TokenIds.ids", "vllm.grpc.engine.TokenizedInput
 """Lists that the model's context cap bounds."""
 
 
-def request_bytes(path: str, most: int) -> int:
-    """The largest request message of a method.
+def method_limits(path: str, most: int) -> MethodLimits:
+    """The bounds of one method's calls.
 
     Args:
         path: of the method.
-        most: of any method.
+        most: bytes of a message of any method.
     """
     if path in LARGE_REQUESTS:
-        return most
-    return min(MEDIUM_REQUESTS.get(path, SMALL_REQUEST_BYTES), most)
+        return MethodLimits(most, is_queued=True)
+    return MethodLimits(min(MEDIUM_REQUESTS.get(path, SMALL_REQUEST_BYTES), most))

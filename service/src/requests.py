@@ -4,13 +4,13 @@ import uuid
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
-import anyio
 from google.protobuf.message import Message
 from grpclib.server import Stream
 
 from pykv.errors import CapacityError, InvalidRequestError
 from pykv.retention import Retention
 from pykv.service.protocol import engine_pb2 as pb
+from pykv.service.transport.headers import NO_MESSAGE
 
 __all__ = [
     "check_salt",
@@ -22,7 +22,6 @@ __all__ = [
     "retention_of",
 ]
 
-RECEIVE_SECONDS = 60.0
 REQUEST_ID_CHARACTERS = 128
 SALT_BYTES = 256
 SESSION_ID_BYTES = 256
@@ -33,18 +32,14 @@ Request = TypeVar("Request", bound=Message)
 
 
 async def receive(stream: Stream[Request, Any]) -> Request:
-    """The call's one request message, once the client has said that it was the last.
+    """The call's one request message, once the client has said that it was the last: the transport waits for that.
 
     Raises:
-        InvalidRequestError: the client ended the call without one, or sent another.
-        TimeoutError: it, or the end, did not come within RECEIVE_SECONDS.
+        InvalidRequestError: the client ended the call without one.
     """
-    with anyio.fail_after(RECEIVE_SECONDS):
-        message = await stream.recv_message()
-        if message is None:
-            raise InvalidRequestError("the call has no request message; allowed: one")
-        if await stream.recv_message() is not None:
-            raise InvalidRequestError("the call has several request messages; allowed: one")
+    message = await stream.recv_message()
+    if message is None:
+        raise InvalidRequestError(NO_MESSAGE)
     return message
 
 

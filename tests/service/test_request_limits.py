@@ -1,4 +1,4 @@
-"""What one request may hold, and all that come in together: refused before it is built, paused before it is taken."""
+"""What one request may hold: refused before it is built."""
 
 import asyncio
 import weakref
@@ -7,15 +7,12 @@ import pytest
 from google.protobuf.descriptor import Descriptor
 from grpclib.exceptions import GRPCError
 from grpclib.health.v1.health_pb2 import HealthCheckRequest
-from h2.events import PingAckReceived
 from smg_grpc_proto import vllm_engine_pb2 as gateway_pb
 
 from pykv.errors import CapacityError, InvalidRequestError
 from pykv.service import engine_service, health
-from pykv.service.errors import RequestMemoryError
 from pykv.service.protocol import engine_pb2 as pb
-from pykv.service.request_limits import LIST_LIMITS, PROMPT_IDS, request_bytes
-from pykv.service.transport.request_memory import RequestMemory, Room
+from pykv.service.request_limits import LIST_LIMITS, PROMPT_IDS, method_limits
 from pykv.service.wire_check import RequestCheck
 
 GENERATE, CHAT = "/pykv.v1.Engine/Generate", "/pykv.v1.Engine/Chat"
@@ -136,29 +133,43 @@ def test_a_list_that_goes_on_in_a_second_part_is_counted_on():
 
 @pytest.mark.asyncio
 async def test_a_call_of_a_few_names_may_send_as_little(raw, framed):
-    assert request_bytes(GENERATE, 2**24) == 2**24
-    assert request_bytes(GATEWAY + "Abort", 2**24) == 2**18
+    assert method_limits(GENERATE, 2**24) == (2**24, True)
+    assert method_limits(GATEWAY + "Abort", 2**24) == (2**18, False)
     for path in (WATCH, "/grpc.health.v1.Health/Check", "/pykv.v1.Engine/Abort", GATEWAY + "HealthCheck"):
         stream_id = await raw.send(path, framed(HealthCheckRequest(service="x" * 5000)))
         assert await raw.status(stream_id) == (RESOURCE_EXHAUSTED, "message of 5003 bytes; allowed: 4096")
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("limit", ["MAX_WATCHERS", "MAX_WATCHERS_A_CONNECTION"])
-async def test_watchers_of_health_are_bounded_and_leave_room(raw, framed, monkeypatch, limit, eventually):
-    monkeypatch.setattr(health, limit, 2)
+async def test_watchers_of_health_are_bounded_and_leave_room(
+    start_daemon, raw_open, framed, monkeypatch, eventually
+):
+    monkeypatch.setattr(health, "MAX_WATCHERS_A_CONNECTION", 2)
+    monkeypatch.setattr(health, "MAX_WATCHERS", 9)
+    daemon = await start_daemon()
     watching = framed(HealthCheckRequest(service="nobody"))
-    begun = [await raw.send(WATCH, watching) for _ in range(2)]
-    assert [await raw.begun(stream_id) for stream_id in begun] == [(0, "")] * 2
-    status, message = await raw.status(await raw.send(WATCH, watching))
-    assert (status, message.startswith("2 watchers of health")) == (RESOURCE_EXHAUSTED, True)
-    raw.h2.reset_stream(begun[0])
-    await raw.flush()
+
+    async def watch(connection):
+        stream_id = await connection.send(WATCH, watching)
+        return stream_id, (await connection.begun(stream_id))[0]
+
+    connections = [await raw_open(daemon.address) for _ in range(4)]
+    first = connections[0]
+    begun, _ = await watch(first)
+    assert [(await watch(first))[1] for _ in range(2)] == [0, RESOURCE_EXHAUSTED]
+    assert [(await watch(connections[1]))[1] for _ in range(2)] == [0, 0]
+    # What is left to others is more than what their peer has.
+    assert [(await watch(connections[2]))[1] for _ in range(2)] == [0, RESOURCE_EXHAUSTED]
+    assert (await watch(connections[3]))[1] == RESOURCE_EXHAUSTED
+    first.h2.reset_stream(begun)
+    await first.flush()
 
     async def has_room():
-        return await raw.begun(await raw.send(WATCH, watching)) == (0, "")
+        return (await watch(connections[3]))[1] == 0
 
     await eventually(has_room)
+    for connection in connections:
+        await connection.close()
 
 
 class Held:
@@ -192,131 +203,3 @@ async def test_a_request_that_waits_does_not_keep_its_message(raw, framed, engin
     await engine.until(lambda: engine.live)
     await asyncio.sleep(0)
     assert [message() for message in received] == [None]
-
-
-@pytest.mark.asyncio
-async def test_who_finds_no_room_waits_and_small_and_whole_ones_do_not(
-    start_daemon, raw_open, framed, eventually
-):
-    daemon = await start_daemon(request_memory=400_000, max_message_size=200_000)
-    memory = daemon.daemon._server._memory
-    first, second = [await raw_open(daemon.address) for _ in range(2)]
-    large = framed(b"\xff" * 65_000, length=200_000)
-    begun = await first.send(GENERATE, large, end_stream=False)
-
-    async def one_is_in():
-        return memory.num_bytes == 200_000
-
-    await eventually(one_is_in)
-    waits = await second.send(GENERATE, large, end_stream=False)
-
-    async def one_waits():
-        return memory.num_waiting_bytes == 65_535
-
-    await eventually(one_waits)
-    assert memory.num_bytes == 200_000
-    assert second.h2.local_flow_control_window(waits) < 1000
-    whole = await second.send(
-        GENERATE, framed(pb.GenerateRequest(text="a", sampling=pb.SamplingParams(max_tokens=1)))
-    )
-    assert await second.status(whole) == (0, "")
-    first.h2.reset_stream(begun)
-    await first.flush()
-    async with asyncio.timeout(20):
-        while second.h2.local_flow_control_window(waits) < 135_000:
-            await second._read()
-    assert (memory.num_bytes, memory.num_waiting_bytes) == (200_000, 0)
-    for connection in (first, second):
-        await connection.close()
-
-    async def all_is_given_back():
-        return memory.num_bytes == 0
-
-    await eventually(all_is_given_back)
-
-
-@pytest.mark.asyncio
-async def test_a_message_that_stands_still_makes_room_for_those_that_wait(
-    start_daemon, raw_open, framed, eventually
-):
-    daemon = await start_daemon(request_memory=400_000, max_message_size=200_000)
-    first, second = [await raw_open(daemon.address) for _ in range(2)]
-    large = framed(b"\xff" * 65_000, length=200_000)
-    stands_still = await first.send(GENERATE, large, end_stream=False)
-
-    async def one_is_in():
-        return daemon.daemon._server._memory.num_bytes == 200_000
-
-    await eventually(one_is_in)
-    goes_on = await second.send(GENERATE, framed(b"\xff" * 200_000))
-    status, message = await first.status(stands_still)
-    assert (status, "others wait for its room" in message) == (RESOURCE_EXHAUSTED, True)
-    assert (await second.status(goes_on))[0] == INVALID_ARGUMENT  # it was read
-    for connection in (first, second):
-        await connection.close()
-
-
-@pytest.mark.asyncio
-async def test_of_those_that_wait_the_smallest_is_next_and_too_many_are_refused():
-    memory, hurried = RequestMemory(400, 60), []
-    holds = Room(300, hurried.append)
-    await memory.take(holds)
-    rooms = [Room(size, hurried.append) for size in (250, 200, 220)]
-    tasks = [asyncio.create_task(memory.take(room)) for room in rooms]
-    await asyncio.sleep(0)
-    assert len(hurried) == 1
-    with pytest.raises(RequestMemoryError):
-        await tasks[0]  # the largest, since three may have sent 180 bytes of 100
-    with pytest.raises(RequestMemoryError):
-        await tasks[2]
-    await memory.take(Room(50, hurried.append))
-    memory.leave(holds)
-    await tasks[1]
-    assert (memory.num_bytes, memory.num_waiting_bytes) == (250, 0)
-    cancelled = asyncio.create_task(memory.take(Room(260, hurried.append)))
-    await asyncio.sleep(0)
-    cancelled.cancel()
-    await asyncio.gather(cancelled, return_exceptions=True)
-    memory.leave(rooms[1])
-    assert (memory.num_bytes, memory.num_waiting_bytes) == (50, 0)
-
-
-@pytest.mark.asyncio
-async def test_room_that_a_cancelled_call_waited_for_goes_to_the_next():
-    memory, hurried = RequestMemory(400, 50), []
-    holds = Room(300, hurried.append)
-    await memory.take(holds)
-    cancelled, waits = [asyncio.create_task(memory.take(Room(size, hurried.append))) for size in (250, 260)]
-    await asyncio.sleep(0)
-    cancelled.cancel()
-    memory.leave(holds)  # before the cancelled one has had its turn
-    await waits
-    await asyncio.gather(cancelled, return_exceptions=True)
-    assert cancelled.cancelled()
-    assert (memory.num_bytes, memory.num_waiting_bytes) == (260, 0)
-
-
-@pytest.mark.asyncio
-async def test_those_that_wait_leave_the_connections_window_to_others(
-    start_daemon, raw_open, framed, eventually
-):
-    daemon = await start_daemon(request_memory=16 * 2**20)
-    memory = daemon.daemon._server._memory
-    await memory.take(Room(12 * 2**20, lambda seconds: None))
-    raw = await raw_open(daemon.address)
-    waiting = [raw.request(GENERATE, framed(b"", length=300_000), end_stream=False) for _ in range(60)]
-    await raw.flush()
-
-    async def all_wait():
-        return memory.num_waiting_bytes == len(waiting) * 65_535
-
-    await eventually(all_wait)
-    for stream_id in waiting:
-        for _ in range(4):
-            raw.h2.send_data(stream_id, b"\xff" * 16_000)
-        await raw.flush()
-    raw.h2.ping(b"12345678")
-    await raw.flush()
-    await raw.wait_for(PingAckReceived)
-    assert raw.h2.outbound_flow_control_window > 2**21
-    await raw.close()

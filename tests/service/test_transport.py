@@ -556,7 +556,7 @@ async def test_unfinished_messages_of_a_connection_are_bounded_together(
     (connection,) = daemon.daemon._server._connections
 
     async def are_held():
-        return connection.connection.unfinished.num_bytes == 400_000
+        return connection.connection.incoming.num_bytes == 400_000
 
     for _ in range(2):
         begun = [await raw.send(GENERATE, part, end_stream=False) for _ in range(4)]
@@ -568,5 +568,5 @@ async def test_unfinished_messages_of_a_connection_are_bounded_together(
             raw.h2.send_data(stream_id, bytes(10_000), end_stream=True)
         await raw.flush()
         assert [(await raw.status(stream_id))[0] for stream_id in begun] == [INVALID_ARGUMENT] * 4
-        assert connection.connection.unfinished.num_bytes == 0
+        assert connection.connection.incoming.num_bytes == 0
     await raw.close()

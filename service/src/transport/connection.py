@@ -19,10 +19,12 @@ from pykv.service.transport.frame_meter import FrameMeter
 from pykv.service.transport.handler import CallHandler
 from pykv.service.transport.headers import MAX_HEADER_BYTES
 from pykv.service.transport.http2 import BoundedH2Connection
+from pykv.service.transport.incoming import Incoming
 from pykv.service.transport.limits import TransportLimits
 from pykv.service.transport.offence import Offence
 from pykv.service.transport.peers import Peers
 from pykv.service.transport.request_memory import RequestMemory
+from pykv.service.transport.shared_budget import Sharer
 from pykv.service.transport.turns import Turns
 from pykv.service.transport.writer import TickWriter
 
@@ -90,7 +92,8 @@ class ServerProtocol(H2Protocol):
         h2.initiate_connection()
         more_window = self.config.http2_connection_window_size - h2.inbound_flow_control_window
         h2.increment_flow_control_window(more_window)
-        self.connection = BoundedConnection(h2, self._writer, self.config, self._limits, meter, self._memory)
+        incoming = Incoming(self._limits, self._memory, Sharer(self._peer))
+        self.connection = BoundedConnection(h2, self._writer, self.config, self._limits, meter, incoming)
         self.connection.flush()
         self.processor = CallEvents(self.handler, self.connection, self._lines)
         self._keepalive = Keepalive(

@@ -4,7 +4,8 @@ from collections.abc import Callable
 from typing import cast
 
 from grpclib.config import Configuration
-from grpclib.metadata import encode_grpc_message
+from grpclib.const import Status
+from grpclib.metadata import encode_bin_value, encode_grpc_message
 from grpclib.protocol import Connection, EventsProcessor, Stream
 from grpclib.utils import Wrapper
 from h2.connection import ConnectionState, H2Connection
@@ -21,22 +22,27 @@ from h2.events import (
 )
 
 from pykv.service.bounded_log import BoundedLog
+from pykv.service.status import retry_details, retry_metadata
 from pykv.service.transport.frame_meter import FrameMeter
 from pykv.service.transport.goaway import goaway
 from pykv.service.transport.handler import CallHandler
-from pykv.service.transport.headers import HeaderFault, fault_of, is_malformed
+from pykv.service.transport.headers import HeaderFault, fault_of, is_malformed, size_of
+from pykv.service.transport.incoming import Incoming
 from pykv.service.transport.limits import TransportLimits
 from pykv.service.transport.offence import Offence
 from pykv.service.transport.ping_strikes import PingStrikes
 from pykv.service.transport.refusals import Refusals
-from pykv.service.transport.request_memory import RequestMemory
-from pykv.service.transport.stream import BoundedStream, UnfinishedMessages
+from pykv.service.transport.stream import BoundedStream
 from pykv.service.transport.writer import TickWriter
 
 __all__ = ["LARGEST_STREAM_ID", "BoundedConnection", "CallEvents"]
 
 LARGEST_STREAM_ID = 2**31 - 1
 PING_DATA = b"pykv-srv"
+NO_ROOM = "no room for the call beside those that have not ended; try again later"
+RETRY_SECONDS = 1.0
+
+Headers = list[tuple[str, str]]
 
 
 class BoundedConnection(Connection):
@@ -49,7 +55,7 @@ class BoundedConnection(Connection):
         config: Configuration,
         limits: TransportLimits,
         meter: FrameMeter,
-        memory: RequestMemory,
+        incoming: Incoming,
     ) -> None:
         super().__init__(h2, writer.as_transport(), config=config)
         self.h2 = h2
@@ -58,7 +64,8 @@ class BoundedConnection(Connection):
         self.meter = meter
         self.pings = PingStrikes(limits)
         self.refusals = Refusals(limits)
-        self.unfinished = UnfinishedMessages(limits, memory)
+        self.incoming = incoming
+        self.sharer = incoming.sharer
         self.stream_window = config.http2_stream_window_size
         self._num_to_give_back = 0
 
@@ -69,6 +76,8 @@ class BoundedConnection(Connection):
             return Offence.CONTROL_FRAMES
         if self.refusals.are_too_many:
             return Offence.REFUSED_CALLS
+        if self.incoming.are_too_slow:
+            return Offence.SLOW_REQUESTS
         return Offence.PINGS if self.pings.are_too_many else None
 
     def headers_send_process(self) -> None:
@@ -124,7 +133,7 @@ class BoundedConnection(Connection):
         """The stream of a call that a client began."""
         if stream_id is None:
             raise ValueError("stream_id is None; allowed: the id that the client chose")
-        return BoundedStream(self, self.h2, self._writer, self._limits, stream_id, self.unfinished)
+        return BoundedStream(self, self.h2, self._writer, self._limits, stream_id, self.incoming)
 
 
 class CallEvents(EventsProcessor):
@@ -172,12 +181,22 @@ class CallEvents(EventsProcessor):
         if event.stream_id > self.last_stream_id:
             self._reset(event.stream_id, ErrorCodes.REFUSED_STREAM)
             return
-        headers = cast("list[tuple[str, str]]", event.headers)  # h2 decodes them
+        headers = cast(Headers, event.headers)  # h2 decodes them
         fault = fault_of(headers, self.handler.mapping, has_ended=event.stream_ended is not None)
+        fault = fault or self._fault_of_memory(event.stream_id, headers)
         if fault is None:
             self.create_call(event)
         else:
             self._refuse(event.stream_id, fault)
+
+    def _fault_of_memory(self, stream_id: int, headers: Headers) -> HeaderFault | None:
+        """Takes the memory of a call that may begin."""
+        num_bytes = size_of(headers)
+        if self.handler.has_many_messages(dict(headers)[":path"]):
+            num_bytes += self.connection.stream_window  # of messages that nobody reads yet
+        if self.connection.incoming.begin(stream_id, num_bytes):
+            return None
+        return HeaderFault("no room", Status.RESOURCE_EXHAUSTED, NO_ROOM, retry_seconds=RETRY_SECONDS)
 
     def create_call(self, event: RequestReceived) -> None:
         """Begins the task of a call whose headers are as they must be."""
@@ -186,7 +205,7 @@ class CallEvents(EventsProcessor):
     def process_trailers_received(self, event: TrailersReceived) -> None:
         """Ignores what they say, but for such as HTTP/2 forbids."""
         assert event.stream_id is not None  # h2 sets it
-        if is_malformed(cast("list[tuple[str, str]]", event.headers)):
+        if is_malformed(cast(Headers, event.headers)):
             self._end_stream(event.stream_id, ErrorCodes.PROTOCOL_ERROR)
 
     def process_data_received(self, event: DataReceived) -> None:
@@ -212,6 +231,7 @@ class CallEvents(EventsProcessor):
 
         def release_stream() -> None:
             release()
+            self.connection.incoming.end(cast(int, stream.id))  # set when the stream was made
             self._close_if_done()
 
         return release_stream
@@ -236,15 +256,26 @@ class CallEvents(EventsProcessor):
                 ("content-type", "application/grpc"),
                 ("grpc-status", str(fault.status.value)),
                 ("grpc-message", encode_grpc_message(fault.message)),
+                *self._retry_headers(fault),
             ]
             self.connection.h2.send_headers(stream_id, headers, end_stream=True)
         self._reset(stream_id, ErrorCodes.NO_ERROR)  # the rest of a request that has not ended
+
+    def _retry_headers(self, fault: HeaderFault) -> Headers:
+        """When the call may be tried again, for clients that read details of a status and for those that do not."""
+        codec = self.handler.status_details_codec
+        if fault.status is None or fault.retry_seconds is None or codec is None:
+            return []
+        details = codec.encode(fault.status, fault.message, retry_details(fault.retry_seconds))
+        encoded = encode_bin_value(details).decode("ascii")
+        return [*retry_metadata(fault.retry_seconds).items(), ("grpc-status-details-bin", encoded)]
 
     def _end_stream(self, stream_id: int, code: ErrorCodes) -> None:
         """Resets a stream, and ends its call if it has begun."""
         self._reset(stream_id, code)
         stream = self.streams.get(stream_id)
         if stream is None:
+            self.connection.incoming.end(stream_id)
             return
         stream.__terminated__("the stream was reset")
         if not self.handler.cancel(stream):

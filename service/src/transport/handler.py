@@ -11,6 +11,7 @@ from grpclib.metadata import decode_timeout
 from grpclib.protocol import Stream
 from grpclib.server import Handler
 
+from pykv.service.transport.limits import MethodLimits
 from pykv.service.transport.stream import BoundedStream
 
 __all__ = ["CallHandler"]
@@ -24,7 +25,7 @@ class CallHandler(Handler):
     """Runs a task for each call; when it ends, however it does, its stream is released and nothing of it is kept.
 
     Args:
-        max_bytes_of: the largest message of a method, by its path.
+        limits_of: the bounds of a method, by its path.
     """
 
     def __init__(
@@ -33,10 +34,10 @@ class CallHandler(Handler):
         codec: CodecBase,
         status_details_codec: StatusDetailsCodecBase | None,
         dispatch: _DispatchServerEvents,
-        max_bytes_of: Callable[[str], int],
+        limits_of: Callable[[str], MethodLimits],
     ) -> None:
         super().__init__(mapping, codec, status_details_codec, dispatch)
-        self._max_bytes_of = max_bytes_of
+        self._limits_of = limits_of
 
     def __gc_step__(self) -> None:
         """Does nothing: grpclib would sweep out the calls that have ended at every tenth that begins."""
@@ -51,12 +52,16 @@ class CallHandler(Handler):
         if isinstance(stream, BoundedStream):
             stream.timeout_seconds, headers = _take_timeout(headers)
             path = _path_of(headers)
-            stream.needs_message = not self.mapping[path].cardinality.client_streaming
-            stream.max_message_bytes = self._max_bytes_of(path)
+            stream.has_one_message = not self.has_many_messages(path)
+            stream.max_message_bytes, stream.is_queued = self._limits_of(path)
         super().accept(stream, headers, release)
         task = self._tasks[stream]
         task.add_done_callback(release)
         task.add_done_callback(partial(self._forget, stream))
+
+    def has_many_messages(self, path: str) -> bool:
+        """Whether the requests of a method are streams of messages."""
+        return bool(self.mapping[path].cardinality.client_streaming)
 
     def cancel(self, stream: Stream) -> bool:  # type: ignore[override]
         """Cancels a call whose stream was reset, and returns whether it still ran."""

@@ -7,7 +7,15 @@ from typing import NamedTuple
 from grpclib.const import Handler, Status
 from grpclib.metadata import decode_bin_value
 
-__all__ = ["MAX_HEADER_BYTES", "NO_MESSAGE", "HeaderFault", "fault_of", "is_malformed"]
+__all__ = [
+    "MAX_HEADER_BYTES",
+    "NO_MESSAGE",
+    "SEVERAL_MESSAGES",
+    "HeaderFault",
+    "fault_of",
+    "is_malformed",
+    "size_of",
+]
 
 MAX_HEADER_BYTES = 16 * 1024
 FIELD_BYTES = 32  # what HTTP/2 counts for a field beside its name and its value
@@ -22,6 +30,7 @@ FORBIDDEN_IN_VALUES = re.compile(r"[\0\r\n]")
 CONTENT_TYPES = ("application/grpc", "application/grpc+proto")
 TIMEOUT = re.compile(r"[0-9]{1,8}[HMSmun]")
 NO_MESSAGE = "the call has no request message; allowed: one"
+SEVERAL_MESSAGES = "the call has several request messages; allowed: one"
 
 Headers = Sequence[tuple[str, str]]
 
@@ -32,12 +41,14 @@ class HeaderFault(NamedTuple):
     Attributes:
         kind: of few values, for the log.
         status: with which the call ends; None where it is no call at all, and the stream is reset.
+        retry_seconds: after how long the call may be tried again; None where that would not help.
     """
 
     kind: str
     status: Status | None
     message: str
     http_status: str = "200"
+    retry_seconds: float | None = None
 
 
 def fault_of(headers: Headers, methods: Mapping[str, Handler], *, has_ended: bool) -> HeaderFault | None:
@@ -51,7 +62,7 @@ def fault_of(headers: Headers, methods: Mapping[str, Handler], *, has_ended: boo
     missing = [name for name in PSEUDO_HEADERS if name not in values]
     if missing:
         return HeaderFault("malformed", None, f"the headers lack {', '.join(missing)}")
-    num_bytes = sum(len(name) + len(value) + FIELD_BYTES for name, value in headers)
+    num_bytes = size_of(headers)
     if num_bytes > MAX_HEADER_BYTES:
         message = f"headers of {num_bytes} bytes; allowed: {MAX_HEADER_BYTES}, {FIELD_BYTES} a field included"
         return HeaderFault("large", Status.RESOURCE_EXHAUSTED, message)
@@ -62,6 +73,11 @@ def fault_of(headers: Headers, methods: Mapping[str, Handler], *, has_ended: boo
         or _protocol_fault(values)
         or _method_fault(values, methods, has_ended)
     )
+
+
+def size_of(headers: Headers) -> int:
+    """Their bytes as HTTP/2 counts them."""
+    return sum(len(name) + len(value) + FIELD_BYTES for name, value in headers)
 
 
 def is_malformed(headers: Headers, num_pseudo_headers: int = 0) -> bool:

@@ -1,8 +1,22 @@
 """How much clients may ask of the transport."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
-__all__ = ["TransportLimits"]
+__all__ = ["MethodLimits", "TransportLimits"]
+
+
+class MethodLimits(NamedTuple):
+    """The bounds of one method's calls.
+
+    Attributes:
+        max_message_bytes: size of a request message.
+        is_queued: whether who serves the calls bounds them from when their requests have come; the others count in the
+            request memory until they end.
+    """
+
+    max_message_bytes: int
+    is_queued: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,10 +28,10 @@ class TransportLimits:
         max_connections_per_peer: the same of one peer; so many it may make at once.
         connections_per_second: connections that one peer may make in the long run.
         request_seconds: how long a client may take for the connection's start, for one frame or block of headers, and
-            for the request message of a call.
+            for the request of a call, its end included; where a call has many messages, for each.
         max_streams: calls at once on one connection.
         max_message_bytes: size of one received message; a larger one is refused before it is read.
-        request_memory_bytes: messages that are still coming in, of all connections together; who finds no room waits.
+        request_memory_bytes: requests that are still coming in, of all connections together; who finds no room waits.
         stall_seconds: how long a client may leave what was sent to it unread.
         keepalive_seconds: after so long without a byte from the client it is asked, by a PING, whether it is there.
         keepalive_timeout_seconds: how long it may take to answer.

@@ -13,7 +13,7 @@ class MessageBuffer:
 
     Attributes:
         has_ended: whether nothing more comes.
-        when_added: is called after each frame; None = not now.
+        when_changed: is called after each frame and at the end; None = not now.
     """
 
     def __init__(self) -> None:
@@ -21,7 +21,7 @@ class MessageBuffer:
         self._num_unacked = 0
         self._changed: asyncio.Future[None] | None = None
         self.has_ended = False
-        self.when_added: Callable[[], None] | None = None
+        self.when_changed: Callable[[], None] | None = None
 
     def __len__(self) -> int:
         return len(self._data)
@@ -30,14 +30,12 @@ class MessageBuffer:
         """Takes the data of a frame, which has so many bytes of the windows."""
         self._data += data
         self._num_unacked += ack_size
-        self._wake()
-        if self.when_added is not None:
-            self.when_added()
+        self._tell()
 
     def eof(self) -> None:
         """Nothing more comes."""
         self.has_ended = True
-        self._wake()
+        self._tell()
 
     async def wait(self) -> None:
         """Returns when something came, or the end."""
@@ -58,6 +56,8 @@ class MessageBuffer:
         num_unacked, self._num_unacked = self._num_unacked, 0
         return num_unacked
 
-    def _wake(self) -> None:
+    def _tell(self) -> None:
+        if self.when_changed is not None:
+            self.when_changed()
         if self._changed is not None and not self._changed.done():
             self._changed.set_result(None)

@@ -1,142 +1,197 @@
-"""The memory of request messages that are still on their way, of all connections together."""
+"""The memory of requests that are still on their way, of all connections together."""
 
 import asyncio
-import bisect
+import heapq
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import count
 
 from pykv.service.errors import RequestMemoryError
+from pykv.service.transport.shared_budget import SharedBudget, Sharer
+from pykv.service.transport.waiting_line import WaitingLine
 
-__all__ = ["RequestMemory", "Room"]
+__all__ = ["NO_ROOM", "RequestMemory", "Room"]
 
-LARGE_SHARE, WAITING_SHARE = 0.75, 0.25
+LARGE_SHARE, BEGINNINGS_SHARE = 0.75, 0.25
+LEAST_BEGINNINGS_BYTES = 4 * 2**20
 SLOW_SECONDS = 1.0
 SLOW_BYTES_PER_SECOND = 4 * 2**20
+LOST_A_TURN = 16
+FORGOTTEN_ROOMS = 64
+NO_ROOM = "no room for the request's message; try again later"
 
 
 class Room:
-    """What one message has of the memory, until it is left.
+    """What one message has of the memory, until it is left or lost.
 
     Args:
+        sharer: whose message it is.
         num_bytes: of the whole message.
-        hurry: is told, once, within how many seconds from the message's start the rest must come, since others wait.
+        when_lost: is told, once, that the message did not come in time and others need its room.
+
+    Attributes:
+        is_given: whether there is, or was, room.
+        is_lost: whether it went to others.
     """
 
-    def __init__(self, num_bytes: int, hurry: Callable[[float], None]) -> None:
+    def __init__(self, sharer: Sharer, num_bytes: int, when_lost: Callable[[], None]) -> None:
+        self.sharer = sharer
         self.num_bytes = num_bytes
-        self._hurry: Callable[[float], None] | None = hurry
+        self.when_lost = when_lost
+        self.is_given = False
+        self.is_lost = False
 
-    def hurry(self) -> None:
-        """Others wait."""
-        hurry, self._hurry = self._hurry, None
-        if hurry is not None:
-            hurry(SLOW_SECONDS + self.num_bytes / SLOW_BYTES_PER_SECOND)
-
-
-@dataclass(slots=True, eq=False)
-class _Waiter:
-    """Who waits for room."""
-
-    room: Room
-    place: int
-    ready: "asyncio.Future[None]"
-
-    def rank(self) -> tuple[int, int]:
-        """Who is smaller is next, and of the same size who came first."""
-        return self.room.num_bytes, self.place
+    @property
+    def seconds(self) -> float:
+        """Within how long from its beginning the message must come while others wait."""
+        return SLOW_SECONDS + self.num_bytes / SLOW_BYTES_PER_SECOND
 
 
 class RequestMemory:
-    """Room for messages, each taken as a whole before its bytes are let in.
+    """Room for messages, each taken as a whole before its bytes are let in, and for what calls take before that.
 
-    So whoever has begun can end, and who finds no room waits, as its client does: no window is handed out. Of those
-    that wait the smallest is next, and the largest are refused once what they may have sent already would be too much.
-    While any waits, messages that have room must come at a pace of SLOW_BYTES_PER_SECOND, or lose it. Large messages
-    leave a quarter to the small ones.
+    Who finds no room waits, as its client does: no window is handed out. Those that wait come by turns
+    (`WaitingLine`); nobody overtakes them. From SLOW_SECONDS after somebody had to wait until nobody does, messages
+    that have room and did not keep a pace of SLOW_BYTES_PER_SECOND lose it: as many as are needed, those that are
+    overdue longest first, LOST_A_TURN in one turn of the loop. Large messages leave a quarter to the small ones, and
+    small ones the rest to large ones that wait. Nothing takes longer because there are more rooms or more that wait.
 
     Args:
         max_bytes: in all.
         small_bytes: up to this size a message is small; so much of a message may have come before it has room.
 
     Attributes:
-        num_bytes: that are taken.
-        num_waiting_bytes: that those that wait may have sent already.
+        beginnings: bytes that calls take whose messages have no room: their headers, their state, and what those that
+            wait may have sent already.
     """
 
     def __init__(self, max_bytes: int, small_bytes: int) -> None:
+        self.beginnings = SharedBudget(max(int(max_bytes * BEGINNINGS_SHARE), LEAST_BEGINNINGS_BYTES))
         self._max_bytes = max_bytes
         self._max_large_bytes = int(max_bytes * LARGE_SHARE)
-        self._max_waiting_bytes = int(max_bytes * WAITING_SHARE)
         self._small_bytes = small_bytes
+        self._num_small_bytes = self._num_large_bytes = 0
         self._rooms: set[Room] = set()
-        self._waiting: list[_Waiter] = []
+        self._by_due: list[tuple[float, int, Room]] = []
         self._places = count()
-        self.num_bytes = 0
-        self.num_waiting_bytes = 0
+        self._small: WaitingLine[Room] = WaitingLine()
+        self._large: WaitingLine[Room] = WaitingLine()
+        self._ready: dict[Room, asyncio.Future[None]] = {}
+        self._next_look: asyncio.Handle | None = None
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the messages that have room."""
+        return self._num_small_bytes + self._num_large_bytes
+
+    @property
+    def num_waiting(self) -> int:
+        """Messages that wait for room."""
+        return len(self._small) + len(self._large)
 
     async def take(self, room: Room) -> None:
-        """Returns once there is room; a caller that is cancelled meanwhile has none.
+        """Returns once there is room, or it is excused; a caller that is cancelled meanwhile has none.
 
         Raises:
-            RequestMemoryError: too many wait.
+            RequestMemoryError: too much waits of this connection, of its peer or of all.
         """
-        if self._has_room(room.num_bytes):
+        line = self._small if self._is_small(room) else self._large
+        if not line and self._fits(room):
             self._give(room)
             return
-        waiter = _Waiter(room, next(self._places), asyncio.get_running_loop().create_future())
-        bisect.insort(self._waiting, waiter, key=_Waiter.rank)
-        self.num_waiting_bytes += self._waiting_bytes(room)
-        self._refuse_largest()
-        for other in self._rooms:
-            other.hurry()
+        if not self.beginnings.take(room.sharer, self._small_bytes):
+            raise RequestMemoryError(NO_ROOM)
+        ready = self._ready[room] = asyncio.get_running_loop().create_future()
+        line.add(room)
+        if self._next_look is None:
+            self._next_look = asyncio.get_running_loop().call_later(SLOW_SECONDS, self._look)
         try:
-            await waiter.ready
+            await ready
         except BaseException:
-            self._forget(waiter)
             self.leave(room)  # given in the same turn
             raise
+        finally:
+            line.discard(room)
+            del self._ready[room]
+            self.beginnings.give_back(room.sharer, self._small_bytes)
+            self._serve()
+
+    def excuse(self, room: Room) -> None:
+        """Lets a message that waits go on without room, since it has come meanwhile."""
+        ready = self._ready.get(room)
+        if ready is not None and not ready.done():
+            ready.set_result(None)
 
     def leave(self, room: Room) -> None:
         """Gives the room to those that wait; does nothing where there is none."""
         if room not in self._rooms:
             return
         self._rooms.discard(room)
-        self.num_bytes -= room.num_bytes
+        self._count(room, -room.num_bytes)
         self._serve()
 
     def _serve(self) -> None:
-        while self._waiting and self._has_room(self._waiting[0].room.num_bytes):
-            waiter = self._waiting[0]
-            self._forget(waiter)
-            if waiter.ready.done():  # its call was cancelled, and has not had its turn since
-                continue
-            self._give(waiter.room)
-            waiter.ready.set_result(None)
-            if self._waiting:
-                waiter.room.hurry()
-
-    def _refuse_largest(self) -> None:
-        while self.num_waiting_bytes > self._max_waiting_bytes:
-            waiter = self._waiting[-1]
-            self._forget(waiter)
-            message = f"the requests that come in take more than {self._max_bytes} bytes; try again later"
-            if not waiter.ready.done():
-                waiter.ready.set_exception(RequestMemoryError(message))
-
-    def _forget(self, waiter: "_Waiter") -> None:
-        if waiter in self._waiting:
-            self._waiting.remove(waiter)
-            self.num_waiting_bytes -= self._waiting_bytes(waiter.room)
-
-    def _waiting_bytes(self, room: Room) -> int:
-        return min(room.num_bytes, self._small_bytes)
+        for line in (self._large, self._small):
+            while line and self._fits(line.first()):
+                room = line.take_first()
+                ready = self._ready[room]
+                if not ready.done():  # else its call was cancelled or excused, and has not had its turn since
+                    self._give(room)
+                    ready.set_result(None)
+        if not self.num_waiting and self._next_look is not None:
+            self._next_look.cancel()
+            self._next_look = None
 
     def _give(self, room: Room) -> None:
+        room.is_given = True
         self._rooms.add(room)
-        self.num_bytes += room.num_bytes
+        self._count(room, room.num_bytes)
+        due = asyncio.get_running_loop().time() + room.seconds
+        heapq.heappush(self._by_due, (due, next(self._places), room))
+        if len(self._by_due) > 2 * len(self._rooms) + FORGOTTEN_ROOMS:
+            self._by_due = [entry for entry in self._by_due if entry[2] in self._rooms]
+            heapq.heapify(self._by_due)
 
-    def _has_room(self, num_bytes: int) -> bool:
-        """Whether so many bytes fit; alone, any message does."""
-        most = self._max_bytes if num_bytes <= self._small_bytes else self._max_large_bytes
-        return self.num_bytes + num_bytes <= most or not self._rooms
+    def _look(self) -> None:
+        """Takes room from messages that are overdue, as long as somebody waits."""
+        loop = asyncio.get_running_loop()
+        self._next_look = loop.call_soon(self._look)
+        for _ in range(LOST_A_TURN):
+            room = self._first_due()
+            if room is None:
+                return
+            due = self._by_due[0][0]
+            if due > loop.time():
+                self._next_look.cancel()
+                self._next_look = loop.call_at(due, self._look)
+                return
+            room.is_lost = True
+            room.when_lost()
+            self.leave(room)
+            if self._next_look is None:  # nobody waits any more
+                return
+
+    def _first_due(self) -> Room | None:
+        """Of the messages that have room, whose time ends first."""
+        while self._by_due and self._by_due[0][2] not in self._rooms:
+            heapq.heappop(self._by_due)
+        return self._by_due[0][2] if self._by_due else None
+
+    def _count(self, room: Room, num_bytes: int) -> None:
+        if self._is_small(room):
+            self._num_small_bytes += num_bytes
+        else:
+            self._num_large_bytes += num_bytes
+
+    def _is_small(self, room: Room) -> bool:
+        return room.num_bytes <= self._small_bytes
+
+    def _fits(self, room: Room) -> bool:
+        """Whether there is room; alone among the small or the large, any message has."""
+        after = self.num_bytes + room.num_bytes
+        max_small_bytes = self._max_bytes - self._max_large_bytes
+        if self._is_small(room):
+            is_within = self._num_small_bytes + room.num_bytes <= max_small_bytes or not self._num_small_bytes
+            return is_within or (not self._large and after <= self._max_bytes)
+        if self._num_large_bytes and self._num_large_bytes + room.num_bytes > self._max_large_bytes:
+            return False
+        return after <= self._max_bytes or self._num_small_bytes <= max_small_bytes

@@ -20,7 +20,7 @@ from pykv.service.bounded_log import BoundedLog
 from pykv.service.transport.arrivals import Arrivals
 from pykv.service.transport.connection import ServerProtocol
 from pykv.service.transport.handler import CallHandler
-from pykv.service.transport.limits import TransportLimits
+from pykv.service.transport.limits import MethodLimits, TransportLimits
 from pykv.service.transport.offence import Offence
 from pykv.service.transport.peers import Peers
 from pykv.service.transport.request_memory import RequestMemory
@@ -79,7 +79,7 @@ class CallServer(Server):
     Args:
         lines: where connections that are refused or sent away are told.
         check: of the bytes of each message, before it is decoded.
-        max_bytes_of: the largest message of a method, by its path; None = `max_message_bytes` for each.
+        limits_of: the bounds of a method, by its path; None = `max_message_bytes` for each.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class CallServer(Server):
         limits: TransportLimits,
         lines: BoundedLog,
         check: MessageCheck = lambda data, descriptor: None,
-        max_bytes_of: Callable[[str], int] | None = None,
+        limits_of: Callable[[str], MethodLimits] | None = None,
     ) -> None:
         super().__init__(
             services,
@@ -106,7 +106,7 @@ class CallServer(Server):
         self._arrivals: Arrivals | None = None
         self._goodbye_seconds: float | None = None
         self._memory = RequestMemory(limits.request_memory_bytes, STREAM_WINDOW_BYTES)
-        self._max_bytes_of = max_bytes_of or (lambda path: limits.max_message_bytes)
+        self._limits_of = limits_of or (lambda path: MethodLimits(limits.max_message_bytes))
 
     async def listen(self, listener: socket.socket, tls: ssl.SSLContext | None = None) -> None:
         """Takes connections of a bound socket, which it owns from now on."""
@@ -189,7 +189,7 @@ class CallServer(Server):
     def _make_protocol(self, peer: str) -> ServerProtocol:
         self.__gc_step__()
         handler = CallHandler(
-            self._mapping, self._codec, self._status_details_codec, self.__dispatch__, self._max_bytes_of
+            self._mapping, self._codec, self._status_details_codec, self.__dispatch__, self._limits_of
         )
         self._handlers.add(handler)
         return ServerProtocol(

@@ -12,71 +12,40 @@ from grpclib.exceptions import GRPCError
 from grpclib.protocol import Buffer, Connection, Stream
 from h2.connection import H2Connection
 
-from pykv.service.errors import ClientTooSlowError
-from pykv.service.transport.headers import NO_MESSAGE
+from pykv.service.errors import ClientTooSlowError, RequestMemoryError
+from pykv.service.transport.headers import NO_MESSAGE, SEVERAL_MESSAGES
+from pykv.service.transport.incoming import Incoming
 from pykv.service.transport.limits import TransportLimits
 from pykv.service.transport.message_buffer import MessageBuffer
-from pykv.service.transport.request_memory import RequestMemory, Room
+from pykv.service.transport.request_memory import NO_ROOM, Room
 from pykv.service.transport.writer import TickWriter
 
 if TYPE_CHECKING:
     from pykv.service.transport.events import BoundedConnection
 
-__all__ = ["BoundedStream", "UnfinishedMessages"]
+__all__ = ["BoundedStream"]
 
-MAX_MESSAGES_UNFINISHED = 4  # of the largest size, on one connection
 PREFIX = struct.Struct(">BI")  # of each gRPC message: a flag for compression, the length in bytes
-
-
-class UnfinishedMessages:
-    """What the messages that are not complete take of one connection, and of the memory of all.
-
-    Attributes:
-        num_bytes: of the connection's.
-    """
-
-    def __init__(self, limits: TransportLimits, memory: RequestMemory) -> None:
-        self._max_bytes = limits.max_message_bytes * MAX_MESSAGES_UNFINISHED
-        self._memory = memory
-        self.num_bytes = 0
-
-    async def take(self, room: Room) -> None:
-        """Returns once there is room for a message.
-
-        Raises:
-            GRPCError: RESOURCE_EXHAUSTED; this connection has too many.
-        """
-        if self.num_bytes + room.num_bytes > self._max_bytes:
-            message = f"unfinished messages of more than {self._max_bytes} bytes on this connection"
-            raise GRPCError(Status.RESOURCE_EXHAUSTED, message)
-        self.num_bytes += room.num_bytes
-        try:
-            await self._memory.take(room)
-        except BaseException:
-            self.num_bytes -= room.num_bytes
-            raise
-
-    def leave(self, room: Room) -> None:
-        """The message is complete, or never will be."""
-        self.num_bytes -= room.num_bytes
-        self._memory.leave(room)
 
 
 class BoundedStream(Stream):
     """A stream that refuses a message by its announced length, and that gives a stalled client up.
 
     Its window lets the start of a message in. For more it is opened once the method reads the message and there is
-    room for all of it: a call that is refused by its headers takes nothing more.
+    room for all of it: a call that is refused by its headers takes nothing more. The room is the message's until it is
+    handed to the method; where that takes one message alone, that is when the client has said that it was the last.
 
     Attributes:
         timeout_seconds: what the client gave the call, from its start; None = no limit.
-        needs_message: whether a call without a request message is refused.
+        has_one_message: whether the request is one message, not a stream of them.
         max_message_bytes: size of a received message.
+        is_queued: whether the method bounds its calls by itself once they have their requests.
     """
 
     connection: "BoundedConnection"
     timeout_seconds: float | None = None
-    needs_message = False
+    has_one_message = False
+    is_queued = False
 
     def __init__(
         self,
@@ -85,15 +54,16 @@ class BoundedStream(Stream):
         writer: TickWriter,
         limits: TransportLimits,
         stream_id: int,
-        unfinished: UnfinishedMessages,
+        incoming: Incoming,
     ) -> None:
         super().__init__(connection, h2_connection, writer.as_transport(), stream_id=stream_id)
         self.max_message_bytes = limits.max_message_bytes
         self._limits = limits
-        self._unfinished = unfinished
+        self._incoming = incoming
         self._awaits_prefix = True
         self._awaits_request = True
-        self._begun_at = asyncio.get_running_loop().time()
+        self._loop = asyncio.get_running_loop()
+        self._begun_at = self._loop.time()  # what the client has its time for
 
     def init_stream(self, stream_id: int, connection: Connection) -> None:
         """Sets what a stream has once its id is known: a buffer that gives no window back by itself."""
@@ -105,95 +75,137 @@ class BoundedStream(Stream):
         """Reads `size` bytes: of a prefix and of a message, in turn.
 
         Raises:
-            GRPCError: the message is missing, compressed, over the limit, or ends too early, or the connection has too
-                much of unfinished messages.
-            ClientTooSlowError: it is the call's first message, and did not come within `request_seconds`, or too slowly
-                while others waited for its room.
+            GRPCError: the message is missing, compressed, over the limit, ends too early or is not the only one where
+                it must be, or the connection has too many on their way.
+            ClientTooSlowError: the message, or the end of the request, did not come within `request_seconds`, or too
+                slowly while others waited for its room.
+            RequestMemoryError: there was no room for it.
         """
         self._give_back()
-        if self._awaits_prefix:
-            data = await self._read(size, None)
-            if data:
-                self._check_prefix(data)
-            elif self._awaits_request and self.needs_message:
-                raise GRPCError(Status.INVALID_ARGUMENT, NO_MESSAGE)
-        else:
-            data = await self._read_message(size)
-            self._awaits_request = False
+        data = await (self._read_prefix(size) if self._awaits_prefix else self._read_message(size))
         self._awaits_prefix = not self._awaits_prefix
         return data
 
-    async def _read_message(self, size: int) -> bytes:
-        if len(self._received) >= size:  # it came with its prefix, as most do
-            return self._received.take(size)
-        if self._received.has_ended:
+    async def _read_prefix(self, size: int) -> bytes:
+        """The prefix; nothing where the request has ended."""
+        if not self._awaits_request:
+            self._begun_at = self._loop.time()
+        if len(self._received) < size:
+            async with self._in_time():
+                while len(self._received) < size and not self._received.has_ended:
+                    await self._receive_more(size, self.connection.stream_window)
+        data = self._received.take(size)
+        if len(data) == size:
+            self._check_prefix(data)
+        elif data:
             raise _cut_short()
-        pace = _Pace()
-        room = Room(size, pace.hurry)
-        async with self._in_time(pace):
-            await self._take(room)
-            pace.begin()
-            try:
-                data = await self._read_whole(size)
-            finally:
-                self._unfinished.leave(room)
+        elif self._awaits_request and self.has_one_message:
+            raise GRPCError(Status.INVALID_ARGUMENT, NO_MESSAGE)
         return data
+
+    async def _read_message(self, size: int) -> bytes:
+        """A message that may be handed to the method."""
+        if not self._has_come(size):  # it came with its prefix and its end, as most do
+            await self._wait_for(size)
+        if self.is_queued:
+            self._incoming.end(self._id)
+        self._awaits_request = False
+        return self._received.take(size)
+
+    async def _wait_for(self, size: int) -> None:
+        """Returns once such a message is there; it has its room until then."""
+
+        def expire(at: float) -> None:
+            if not timeout.expired():
+                timeout.reschedule(at)
+
+        room = Room(self._incoming.sharer, size, lambda: expire(self._loop.time()))
+        async with self._in_time(room) as timeout:
+            asked_at = self._loop.time()
+            await self._take(room)
+            try:
+                self._begun_at += self._loop.time() - asked_at  # that it waited is not the client's fault
+                expire(self._begun_at + self._limits.request_seconds)
+                while not self._has_come(size):
+                    await self._receive_more(size, 0)
+            finally:
+                self._incoming.leave(room)
+
+    def _has_come(self, size: int) -> bool:
+        """Whether a message of so many bytes is there and, if it must be the only one, the end too.
+
+        Raises:
+            GRPCError: there is more than the one message, or the request ended amid it.
+        """
+        has_ended, num_received = self._received.has_ended, len(self._received)
+        if num_received > size and self.has_one_message:
+            raise GRPCError(Status.INVALID_ARGUMENT, SEVERAL_MESSAGES)
+        if num_received < size and has_ended:
+            raise _cut_short()
+        return num_received >= size and (has_ended or not self.has_one_message)
 
     async def _take(self, room: Room) -> None:
         """Waits for room; what comes meanwhile is counted there, and must leave the connection its window."""
-        self._received.when_added = self._give_back
-        try:
-            await self._unfinished.take(room)
-        finally:
-            self._received.when_added = None
 
-    async def _read(self, size: int, pace: "_Pace | None") -> bytes:
-        if len(self._received) >= size:
-            return self._received.take(size)
-        async with self._in_time(pace):
-            return await self._read_whole(size)
-
-    async def _read_whole(self, size: int) -> bytes:
-        """The next `size` bytes; fewer, of a prefix alone, where the stream has ended."""
-        while len(self._received) < size and not self._received.has_ended:
-            self._open_window(size - len(self._received))
-            await self._received.wait()
+        def heed() -> None:
             self._give_back()
-        data = self._received.take(size)
-        if len(data) < size and (data or not self._awaits_prefix):
-            raise _cut_short()
-        return data
+            is_enough = len(self._received) >= room.num_bytes and not self.has_one_message
+            if is_enough or self._received.has_ended or len(self._received) > room.num_bytes:
+                self._incoming.excuse(room)
+
+        self._received.when_changed = heed
+        try:
+            await self._incoming.take(room)
+        finally:
+            self._received.when_changed = None
+
+    async def _receive_more(self, num_bytes: int, least_window: int) -> None:
+        """Waits until something more of the next `num_bytes` comes, or the end."""
+        self._open_window(num_bytes - len(self._received), least_window)
+        await self._received.wait()
+        self._give_back()
+
+    @property
+    def _id(self) -> int:
+        return cast(int, self.id)  # set when the stream was made
 
     def _give_back(self) -> None:
-        assert self.id is not None  # set when the stream was made
-        self.connection.ack(self.id, self._received.unacked_size())
+        self.connection.ack(self._id, self._received.unacked_size())
 
-    def _open_window(self, num_bytes: int) -> None:
-        """Lets so many more bytes in, if the client may not send them yet."""
-        assert self.id is not None  # set when the stream was made
-        stream = self._h2_connection.streams.get(self.id)
+    def _open_window(self, num_bytes: int, least: int) -> None:
+        """Lets so many more bytes in, and then `least` at least, if the client may not send them yet."""
+        stream = self._h2_connection.streams.get(self._id)
         missing = 0 if stream is None else num_bytes - stream.inbound_flow_control_window
         if missing > 0 and self.closable and not self._received.has_ended:
-            least = self.connection.stream_window if self._awaits_prefix else 0
-            self._h2_connection.increment_flow_control_window(max(missing, least), self.id)
+            self._h2_connection.increment_flow_control_window(max(missing, least), self._id)
             self.connection.flush()
 
     @asynccontextmanager
-    async def _in_time(self, pace: "_Pace | None") -> AsyncIterator[None]:
-        """Ends what takes longer than it may."""
-        due = self._begun_at + self._limits.request_seconds if self._awaits_request else None
+    async def _in_time(self, room: Room | None = None) -> AsyncIterator[asyncio.Timeout]:
+        """Ends what takes longer than it may.
+
+        Args:
+            room: of the message that is to come; None = what is to come is its prefix.
+        """
         try:
-            async with asyncio.timeout_at(due) as timeout:
-                if pace is not None:
-                    pace.timeout = timeout
-                yield
+            async with asyncio.timeout_at(self._begun_at + self._limits.request_seconds) as timeout:
+                yield timeout
         except TimeoutError:
-            if pace is not None and pace.seconds is not None:
-                seconds, why = pace.seconds, ", and others wait for its room"
-            else:
-                seconds, why = self._limits.request_seconds, ""
-            problem = f"the request message did not come within {seconds:g} s{why}"
-            raise ClientTooSlowError(problem) from None
+            raise self._lateness(room) from None
+
+    def _lateness(self, room: Room | None) -> Exception:
+        seconds = f"{self._limits.request_seconds:g} s"
+        if room is not None and room.is_lost:
+            self._incoming.count_slow()
+            problem = (
+                f"the request message did not come within {room.seconds:g} s, and others wait for its room"
+            )
+            return ClientTooSlowError(problem)
+        if room is not None and not room.is_given:
+            return RequestMemoryError(f"{NO_ROOM}, after {seconds}")
+        has_message = room is not None and len(self._received) >= room.num_bytes
+        what = "the end of the request" if has_message else "the request message"
+        return ClientTooSlowError(f"{what} did not come within {seconds}")
 
     async def send_headers(self, headers: list[tuple[str, str]], end_stream: bool = False) -> None:
         """Sends headers or, as the last thing, the status."""
@@ -231,36 +243,6 @@ class BoundedStream(Stream):
         if num_bytes > self.max_message_bytes:
             message = f"message of {num_bytes} bytes; allowed: {self.max_message_bytes}"
             raise GRPCError(Status.RESOURCE_EXHAUSTED, message)
-
-
-class _Pace:
-    """How long one message may take while others wait.
-
-    Attributes:
-        timeout: of the message.
-        seconds: how long it may take, once others wait; None before.
-    """
-
-    def __init__(self) -> None:
-        self.timeout: asyncio.Timeout | None = None
-        self.seconds: float | None = None
-        self._begun_at = 0.0
-
-    def begin(self) -> None:
-        """The message has room from now on."""
-        self._begun_at = asyncio.get_running_loop().time()
-        if self.seconds is not None:
-            self.hurry(self.seconds)
-
-    def hurry(self, seconds: float) -> None:
-        """The message must come within so many seconds of its beginning, or as soon as it had to before."""
-        if self.timeout is None or self.timeout.expired():
-            return
-        due, now = self.timeout.when(), asyncio.get_running_loop().time()
-        begun_at = self._begun_at or now
-        if due is None or begun_at + seconds < due:
-            self.seconds = seconds
-            self.timeout.reschedule(begun_at + seconds)
 
 
 def _cut_short() -> GRPCError:

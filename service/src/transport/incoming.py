@@ -1,0 +1,85 @@
+"""What the calls of one connection take until their requests have come."""
+
+from grpclib.const import Status
+from grpclib.exceptions import GRPCError
+
+from pykv.service.transport.allowance import Allowance
+from pykv.service.transport.limits import TransportLimits
+from pykv.service.transport.request_memory import RequestMemory, Room
+from pykv.service.transport.shared_budget import Sharer
+
+__all__ = ["Incoming"]
+
+MAX_MESSAGES_UNFINISHED = 4  # of the largest size, on one connection
+CALL_BYTES = 8 * 1024
+"""About what a call takes beside its headers and its message: a task, a stream, and HTTP/2's state."""
+SLOW_AT_ONCE = 16
+
+
+class Incoming:
+    """The connection's part of the memory that all share, and a count of those that made others wait for nothing.
+
+    Args:
+        sharer: the connection.
+
+    Attributes:
+        num_bytes: of messages that wait for room or have it.
+    """
+
+    def __init__(self, limits: TransportLimits, memory: RequestMemory, sharer: Sharer) -> None:
+        self.sharer = sharer
+        self._memory = memory
+        self._beginnings: dict[int, int] = {}
+        self._max_bytes = limits.max_message_bytes * MAX_MESSAGES_UNFINISHED
+        self.num_bytes = 0
+        self._slow_cost = limits.control_frames_burst / SLOW_AT_ONCE
+        self._slow = Allowance(limits)
+
+    def begin(self, stream_id: int, num_bytes: int) -> bool:
+        """A call begins, which takes so many bytes, of headers say, and its state; False = there is no room for it."""
+        num_bytes += CALL_BYTES
+        if not self._memory.beginnings.take(self.sharer, num_bytes):
+            return False
+        self._beginnings[stream_id] = num_bytes
+        return True
+
+    def end(self, stream_id: int) -> None:
+        """The call has ended, or somebody else bounds it from now on; does nothing where that is so already."""
+        num_bytes = self._beginnings.pop(stream_id, None)
+        if num_bytes is not None:
+            self._memory.beginnings.give_back(self.sharer, num_bytes)
+
+    async def take(self, room: Room) -> None:
+        """Returns once there is room for a message.
+
+        Raises:
+            GRPCError: RESOURCE_EXHAUSTED; this connection has too many on their way.
+            RequestMemoryError: too many wait.
+        """
+        if self.num_bytes + room.num_bytes > self._max_bytes:
+            message = f"unfinished messages of more than {self._max_bytes} bytes on this connection"
+            raise GRPCError(Status.RESOURCE_EXHAUSTED, message)
+        self.num_bytes += room.num_bytes
+        try:
+            await self._memory.take(room)
+        except BaseException:
+            self.num_bytes -= room.num_bytes
+            raise
+
+    def excuse(self, room: Room) -> None:
+        """The message has come while it waited."""
+        self._memory.excuse(room)
+
+    def leave(self, room: Room) -> None:
+        """The message is with whoever serves the call, or never will be."""
+        self.num_bytes -= room.num_bytes
+        self._memory.leave(room)
+
+    def count_slow(self) -> None:
+        """A message did not come, and others waited for its room."""
+        self._slow.charge(self._slow_cost)
+
+    @property
+    def are_too_slow(self) -> bool:
+        """Whether there were more of those than may be, SLOW_AT_ONCE at once."""
+        return self._slow.is_overdrawn
