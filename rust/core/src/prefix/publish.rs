@@ -100,18 +100,34 @@ impl PrefixCache {
         Published { is_folded, waits_for }
     }
 
-    /// Gives a node that a step in flight is to fill the blocks of a sequence that has computed them already, unless others
-    /// share those that it has. Who announced it goes over to these when it publishes its own. Returns whether that was done.
-    pub(crate) fn take_over(&mut self, node: NodeId, tables: &[BlockTable], index: usize) -> bool {
+    /// Gives nodes that a step in flight is to fill, one below the other, the blocks of a sequence whose `tokens` are computed,
+    /// if these fill them all and nobody shares what was announced. Who announced them goes over to these blocks when it
+    /// publishes its own. Returns whether that was done.
+    pub(crate) fn take_over(
+        &mut self,
+        nodes: &[NodeId],
+        tables: &[BlockTable],
+        cursor: Cursor,
+        scope: ScopeId,
+        tokens: &[TokenId],
+    ) -> bool {
         let is_shared = |&block: &BlockId| block != BlockId::NULL && self.pool.references(block) > 1;
-        if self.tree.blocks(node).iter().any(is_shared) {
-            return false;
+        let mut next = cursor;
+        for &node in nodes {
+            if self.next_node(next, scope, tokens) != Some(node)
+                || self.tree.blocks(node).iter().any(is_shared)
+            {
+                return false;
+            }
+            (next.parent, next.published) = (node, next.published + 1);
         }
-        for (group, table) in tables.iter().enumerate() {
-            self.detach(node, group);
-            let own = table.blocks()[index];
-            if own != BlockId::NULL {
-                self.attach(node, group, own);
+        for (index, &node) in (cursor.published..).zip(nodes) {
+            for (group, table) in tables.iter().enumerate() {
+                self.detach(node, group);
+                let own = table.blocks()[index];
+                if own != BlockId::NULL {
+                    self.attach(node, group, own);
+                }
             }
         }
         true
@@ -215,14 +231,18 @@ impl PrefixCache {
             || self.computed_twin(*cursor, scope, tokens).is_some();
     }
 
-    /// The node of a computed block that equals a sequence's next one to publish.
-    pub(crate) fn computed_twin(&self, cursor: Cursor, scope: ScopeId, tokens: &[TokenId]) -> Option<NodeId> {
+    /// The node of a block that equals a sequence's next one to publish.
+    fn next_node(&self, cursor: Cursor, scope: ScopeId, tokens: &[TokenId]) -> Option<NodeId> {
         let size = self.pool.block_size();
         let start = cursor.published * size.tokens();
         let tokens = tokens.get(start..start + size.tokens()).filter(|_| self.goes_on(cursor))?;
         let (own, binding) = self.scopes.of_block(scope, cursor.published);
-        let node = self.tree.find(Key { parent: cursor.parent, scope: own, binding, tokens })?;
-        self.tree.is_computed(node).then_some(node)
+        self.tree.find(Key { parent: cursor.parent, scope: own, binding, tokens })
+    }
+
+    /// The same of a block that is computed.
+    pub(crate) fn computed_twin(&self, cursor: Cursor, scope: ScopeId, tokens: &[TokenId]) -> Option<NodeId> {
+        self.next_node(cursor, scope, tokens).filter(|&node| self.tree.is_computed(node))
     }
 
     /// Has tables go over to a published block of theirs.

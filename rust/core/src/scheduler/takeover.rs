@@ -4,6 +4,8 @@
 //! two equal prompts, the first of which gets larger chunks. If the first waited for that step, it would publish as slowly
 //! as the second one computes, and what it publishes below would be found late or never. So its own block takes the place.
 
+use smallvec::{SmallVec, smallvec};
+
 use super::Scheduler;
 use super::sequence::{SeqIndex, Sequence};
 use crate::prefix::NodeId;
@@ -33,16 +35,31 @@ impl Scheduler {
         published.waits_for
     }
 
-    /// Puts a sequence's next block in the place of one that the later step is to fill, if nobody shares that: then no
-    /// failure of that step concerns anybody but who announced it. Returns whether that was done.
+    /// Puts a sequence's next blocks in the place of all that the later step is to fill from a node on, if it has computed
+    /// them all and nobody shares them: then nothing of that step hangs below what its own sequence does not hold, and no
+    /// failure of it concerns anybody else. Returns whether that was done.
     fn take_over(&mut self, index: SeqIndex, node: NodeId) -> bool {
-        let sequence = &self.sequences[index];
-        if !self.cache.take_over(node, &sequence.tables, sequence.cursor.published) {
+        let Some(nodes) = self.announced_from(node) else { return false };
+        let Sequence { tables, cursor, scope, tokens, num_computed, .. } = &self.sequences[index];
+        if !self.cache.take_over(&nodes, tables, *cursor, *scope, &tokens[..*num_computed]) {
             return false;
         }
         if let Some(later) = self.in_flight.oldest_mut() {
-            later.announced.retain(|filled| filled.announced.node != node);
+            later.announced.retain(|filled| !nodes.contains(&filled.announced.node));
         }
         true
+    }
+
+    /// The nodes that the later step has announced from one on, each below the one before it; none if they part.
+    fn announced_from(&self, node: NodeId) -> Option<SmallVec<[NodeId; 8]>> {
+        let mut nodes: SmallVec<[NodeId; 8]> = smallvec![node];
+        for filled in self.in_flight.oldest().into_iter().flat_map(|step| &step.announced) {
+            if Some(&filled.announced.parent) == nodes.last() {
+                nodes.push(filled.announced.node);
+            } else if nodes.contains(&filled.announced.parent) {
+                return None;
+            }
+        }
+        Some(nodes)
     }
 }
