@@ -196,7 +196,7 @@ NO_HTTP2 = {
     "data on a stream that never was": (frame(DATA, 0, 99, b"x"), 1),
     "settings of five bytes": (frame(4, 0, 0, b"\0\4\0\0\0"), 6),
     "a window that is too large": (frame(4, 0, 0, b"\0\4\xff\xff\xff\xff"), 3),
-    "headers that no table explains": (frame(HEADERS, END_HEADERS, 1, b"\xff\xff\xff\xff\x0f"), 1),
+    "headers that no table explains": (frame(HEADERS, END_HEADERS, 1, b"\xff\xff\xff\xff\x0f"), 9),
 }
 
 

@@ -13,6 +13,7 @@ from h2.events import Event
 from h2.utilities import SizeLimitDict
 from hyperframe.frame import Frame, GoAwayFrame
 
+from pykv.service.frame_buffer import CheckedFrameBuffer
 from pykv.service.keepalive import Keepalive
 
 __all__ = ["PatientChannel"]
@@ -81,9 +82,10 @@ class PatientProtocol(H2Protocol):
         self._reason = "Connection lost"
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Bounds what h2 remembers, and takes the goodbye away from it, by which it would take all for closed."""
+        """Bounds what h2 keeps, and takes the goodbye away from it, by which it would take all for closed."""
         super().connection_made(transport)
         h2 = self.connection._connection
+        h2.incoming_buffer = CheckedFrameBuffer()
         h2._closed_streams = SizeLimitDict(size_limit=MAX_CLOSED_STREAMS)
         dispatch = h2._frame_dispatch_table
         dispatch[GoAwayFrame] = self._goodbye(dispatch[GoAwayFrame])

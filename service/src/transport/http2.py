@@ -7,11 +7,17 @@ from h2.config import H2Configuration
 from h2.connection import AllowedStreamIDs, ConnectionInputs, H2Connection, _decode_headers
 from h2.errors import ErrorCodes
 from h2.events import ConnectionTerminated, Event, StreamReset
-from h2.exceptions import InvalidBodyLengthError, ProtocolError, StreamClosedError, TooManyStreamsError
-from h2.frame_buffer import FrameBuffer
+from h2.exceptions import (
+    DenialOfServiceError,
+    InvalidBodyLengthError,
+    ProtocolError,
+    StreamClosedError,
+    TooManyStreamsError,
+)
 from h2.settings import SettingCodes
 from h2.stream import StreamClosedBy, StreamState
 from hpack import Decoder, HeaderTuple, HPACKDecodingError, OversizedHeaderListError
+from hpack.struct import Header
 from hyperframe.frame import (
     DataFrame,
     Frame,
@@ -23,10 +29,11 @@ from hyperframe.frame import (
     WindowUpdateFrame,
 )
 
+from pykv.service.frame_buffer import MAX_BLOCK_BYTES, CheckedFrameBuffer
+
 __all__ = ["BoundedH2Connection"]
 
 MAX_HEADER_TABLE_BYTES = 4096
-MAX_BLOCK_BYTES = 64 * 1024
 HEADER_BYTES = 9
 ZERO_UPDATE = b"\0\0\4\x08"
 MAX_TABLE_UPDATES = 2  # of a block, as HPACK has it
@@ -66,7 +73,13 @@ class BoundedDecoder(Decoder):
         return super()._update_encoding_context(data)
 
 
-class LenientFrameBuffer(FrameBuffer):
+class CompressionError(ProtocolError):
+    """A block of headers cannot be decoded, nor those that follow."""
+
+    error_code = ErrorCodes.COMPRESSION_ERROR
+
+
+class LenientFrameBuffer(CheckedFrameBuffer):
     """Gives out the frames that are an error of one stream only; h2 would end the connection."""
 
     def __next__(self) -> Frame:
@@ -118,7 +131,7 @@ class BoundedH2Connection(H2Connection):
 
         They are decoded in any case: those that follow build on them.
         """
-        headers = _decode_headers(self.decoder, frame.data)
+        headers = self._decode(frame.data)
         events = self.state_machine.process_input(ConnectionInputs.RECV_HEADERS)
         is_full = self._is_full(frame.stream_id)
         stream = self._get_or_create_stream(frame.stream_id, AllowedStreamIDs.ODD)
@@ -137,6 +150,14 @@ class BoundedH2Connection(H2Connection):
         except ProtocolError as error:
             return self._reset_alone(frame.stream_id, ErrorCodes(error.error_code))
         return frames, events + more
+
+    def _decode(self, block: bytes) -> Iterable[Header]:
+        try:
+            return _decode_headers(self.decoder, block)
+        except DenialOfServiceError:
+            raise
+        except ProtocolError as error:
+            raise CompressionError(str(error)) from error
 
     def _receive_data_frame(self, frame: DataFrame) -> tuple[list[Frame], list[Event]]:
         """Takes data; more or less of it than the headers announced resets the stream only."""
