@@ -10,9 +10,11 @@ from grpclib.health.v1.health_pb2 import HealthCheckRequest
 from smg_grpc_proto import vllm_engine_pb2 as gateway_pb
 
 from pykv.errors import CapacityError, InvalidRequestError
-from pykv.service import engine_service, health
+from pykv.service import engine_service, health, wire_check
 from pykv.service.protocol import engine_pb2 as pb
 from pykv.service.request_limits import LIST_LIMITS, PROMPT_IDS, method_limits
+from pykv.service.transport import Offence
+from pykv.service.transport.codec import StrictCodec
 from pykv.service.wire_check import RequestCheck
 
 GENERATE, CHAT = "/pykv.v1.Engine/Generate", "/pykv.v1.Engine/Chat"
@@ -71,16 +73,22 @@ TOO_LONG = {
         "prompt has",
     ),
     "aborted": (GATEWAY + "Abort", ABORT, "request_ids holds more than 1024 entries"),
-    "unknown": (GENERATE, b"\xa0\x06\x01" * 40_000, "the request has more than 32768 fields"),
+    "unknown": (GENERATE, b"\xa0\x06\x01" * 3000, "one part has more than 128 fields beside its lists"),
+    "known": (GENERATE, b"\x0a\x00" * 3000, "one part has more than 128 fields beside its lists"),
+    "unknown in messages": (
+        CHAT,
+        (b"\x12\x0a" + b"\x78\x00" * 5) * 4096,
+        "it has more than 20480 fields, a packed list being one",
+    ),
 }
 
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize(("path", "body", "problem"), TOO_LONG.values(), ids=TOO_LONG)
 async def test_a_list_that_is_too_long_is_refused_before_it_is_decoded(
-    daemon, raw, framed, monkeypatch, path, body, problem
+    raw, framed, monkeypatch, path, body, problem
 ):
-    monkeypatch.setattr(daemon.daemon._server._codec, "decode_checked", None)  # is not reached
+    monkeypatch.setattr(StrictCodec, "decode_checked", None)  # is not reached
     stream_id = await raw.send(path, framed(body))
     status, message = await raw.status(stream_id)
     assert status == INVALID_ARGUMENT
@@ -116,6 +124,52 @@ def test_the_check_counts_as_the_decoder_does():
         check(ids_one_by_one(6000), pb.GenerateRequest.DESCRIPTOR)
     largest = pb.ChatRequest(messages=[pb.ChatMessage(role="user", content="a" * 100)] * 4096)
     check(largest.SerializeToString(), pb.ChatRequest.DESCRIPTOR)
+
+
+def test_what_a_newer_client_may_add_passes_the_check():
+    """The longest conversation, with a field that is not known here in each message, and all else that may be long."""
+    message = pb.ChatMessage(role="user", content="a").SerializeToString() + b"\x78\x00"
+    others = pb.ChatRequest(
+        sampling=pb.SamplingParams(
+            stop=["a"] * 16, stop_token_ids=[1] * 128, logit_bias=dict.fromkeys(range(1024), 1.0)
+        )
+    )
+    body = (b"\x12" + varint(len(message)) + message) * 4096 + others.SerializeToString() + b"\x78\x00" * 100
+    RequestCheck()(body, pb.ChatRequest.DESCRIPTOR)
+
+
+def test_of_a_message_with_too_many_fields_few_are_walked_over(monkeypatch):
+    """The walk holds up the event loop."""
+    looked_up = []
+
+    class Fields(dict):
+        def get(self, number):
+            looked_up.append(number)
+
+    monkeypatch.setattr(wire_check, "_fields_of", lambda descriptor: Fields())
+    for field in (b"\x78\x00", b"\x7a\x00", b"\x7d\0\0\0\0", b"\xa0\x06\x81\x01"):
+        with pytest.raises(GRPCError, match="more than 128 fields"):
+            RequestCheck()(field * 32_000, pb.GenerateRequest.DESCRIPTOR)
+    assert 0 < len(looked_up) <= 4 * 129
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("body", [b"\x78\x00" * 3000, b"\xff" * 100], ids=["too many fields", "no message"])
+async def test_who_only_sends_what_is_no_message_is_sent_away(start_daemon, raw_open, framed, body):
+    daemon = await start_daemon(control_frames_burst=4, control_frames_per_second=0.001)
+    raw = await raw_open(daemon.address)
+    statuses = []
+
+    async def send():
+        statuses.append((await raw.status(await raw.send(GENERATE, framed(body))))[0])
+
+    for _ in range(5 if len(body) < 4096 else 3):  # the longer one counts twice
+        await send()
+    with pytest.raises(ConnectionError):
+        await send()
+    assert statuses == [INVALID_ARGUMENT] * len(statuses)
+    assert daemon.daemon._server.num_closed == {Offence.REFUSED_CALLS: 1}
+    await raw.close()
 
 
 @pytest.mark.parametrize("end", [b"\x80" * 11, b"\x0a\xff\xff\x03", b"\x0b\x0c", b"\x0d\x00"])

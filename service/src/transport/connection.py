@@ -95,6 +95,7 @@ class ServerProtocol(H2Protocol):
         incoming = Incoming(self._limits, self._memory, Sharer(self._peer))
         self.connection = BoundedConnection(h2, self._writer, self.config, self._limits, meter, incoming)
         self.connection.flush()
+        self.handler.count_bad_messages(self.connection.refusals.count)
         self.processor = CallEvents(self.handler, self.connection, self._lines)
         self._keepalive = Keepalive(
             self._limits.keepalive_seconds,

@@ -11,6 +11,7 @@ from grpclib.metadata import decode_timeout
 from grpclib.protocol import Stream
 from grpclib.server import Handler
 
+from pykv.service.transport.codec import StrictCodec
 from pykv.service.transport.limits import MethodLimits
 from pykv.service.transport.stream import BoundedStream
 
@@ -41,6 +42,11 @@ class CallHandler(Handler):
 
     def __gc_step__(self) -> None:
         """Does nothing: grpclib would sweep out the calls that have ended at every tenth that begins."""
+
+    def count_bad_messages(self, count: Callable[[float], None]) -> None:
+        """Has messages that are none counted from now on."""
+        if isinstance(self.codec, StrictCodec):
+            self.codec = self.codec.counting(count)
 
     def accept(self, stream: Stream, headers: Headers, release_stream: Callable[[], object]) -> None:
         """Begins a call.

@@ -15,7 +15,7 @@ SERVED = str(Status.OK.value)
 
 
 class Refusals:
-    """Counts one connection's calls that were refused for their headers, path or credential.
+    """Counts one connection's calls that were refused for their headers, path or credential, or whose message is none.
 
     They have an allowance of the size of that for control frames, which fills with time and with calls that end well:
     a gateway may pass some of them on.
@@ -29,9 +29,9 @@ class Refusals:
         """Whether more calls were refused than may be."""
         return self._allowance.is_overdrawn
 
-    def count(self) -> None:
-        """A call was refused."""
-        self._allowance.charge(1.0)
+    def count(self, cost: float = 1.0) -> None:
+        """A call was refused, as much work as so many that have only headers."""
+        self._allowance.charge(cost)
 
     def heed(self, status: str) -> None:
         """A call ended with this grpc-status."""

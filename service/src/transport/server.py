@@ -7,17 +7,14 @@ from collections.abc import Callable, Collection, Mapping
 from typing import cast
 
 import anyio
-from google.protobuf.descriptor import Descriptor
-from google.protobuf.message import DecodeError, Message
 from grpclib._typing import IServable
 from grpclib.config import Configuration
-from grpclib.const import Status
-from grpclib.encoding.proto import ProtoCodec, ProtoStatusDetailsCodec
-from grpclib.exceptions import GRPCError
+from grpclib.encoding.proto import ProtoStatusDetailsCodec
 from grpclib.server import Server
 
 from pykv.service.bounded_log import BoundedLog
 from pykv.service.transport.arrivals import Arrivals
+from pykv.service.transport.codec import MessageCheck, StrictCodec
 from pykv.service.transport.connection import ServerProtocol
 from pykv.service.transport.handler import CallHandler
 from pykv.service.transport.limits import MethodLimits, TransportLimits
@@ -33,44 +30,6 @@ HANDSHAKE_SECONDS = 10.0
 BACKLOG = 1024
 STREAM_WINDOW_BYTES = 64 * 1024 - 1
 """What a call may send before its method reads; as much as HTTP/2 lets it send before it knows our settings."""
-
-MessageCheck = Callable[[bytes, Descriptor], None]
-
-
-class StrictCodec(ProtoCodec):
-    """Decodes messages; bytes that are none are the client's fault.
-
-    Args:
-        check: is given a message's bytes first, and raises where they hold too much.
-    """
-
-    def __init__(self, check: MessageCheck) -> None:
-        self._check = check
-
-    def decode(self, data: bytes, message_type: type) -> object:  # type: ignore[override]
-        """Reads a message of this type.
-
-        Raises:
-            GRPCError: INVALID_ARGUMENT; the bytes are no such message, or a text in it is not UTF-8.
-            Exception: what the check raised.
-        """
-        descriptor: Descriptor = message_type.DESCRIPTOR  # type: ignore[attr-defined]
-        self._check(data, descriptor)
-        return self.decode_checked(data, message_type)
-
-    def decode_checked(self, data: bytes, message_type: type) -> object:
-        """Reads a message whose bytes were checked; what is unknown of it is not kept.
-
-        Raises:
-            GRPCError: as `decode`.
-        """
-        try:
-            message: Message = super().decode(data, message_type)  # type: ignore[assignment]
-        except DecodeError:
-            problem = f"the bytes are no {message_type.__name__}, or a text in it is not UTF-8"
-            raise GRPCError(Status.INVALID_ARGUMENT, problem) from None
-        message.DiscardUnknownFields()
-        return message
 
 
 class CallServer(Server):
