@@ -453,7 +453,12 @@ UNWELCOME = {
     "no ASCII": ({"x-user": "Jürgen"}, INVALID_ARGUMENT, "'x-user' is not ASCII"),
     "a path of no ASCII": ({":path": "/ü"}, INVALID_ARGUMENT, "':path' is not ASCII"),
     "a timeout of no ASCII": ({"grpc-timeout": "1ü"}, INVALID_ARGUMENT, "'grpc-timeout' is not ASCII"),
-    "no base64": ({"x-bin": "A"}, INVALID_ARGUMENT, "'x-bin' is not base64"),
+    "a lone character of base64": ({"x-bin": "A"}, INVALID_ARGUMENT, "'x-bin' is not base64"),
+    "no base64": ({"x-bin": "***"}, INVALID_ARGUMENT, "'x-bin' is not base64"),
+    "base64 with a space": ({"x-bin": "AA AA"}, INVALID_ARGUMENT, "'x-bin' is not base64"),
+    "base64 of URLs": ({"x-bin": "_-8="}, INVALID_ARGUMENT, "'x-bin' is not base64"),
+    "base64 padded amid": ({"x-bin": "AA==AAAA"}, INVALID_ARGUMENT, "'x-bin' is not base64"),
+    "one of two that is no base64": ({"x-bin": "AAAA,*"}, INVALID_ARGUMENT, "'x-bin' is not base64"),
     "too large": ({"x": "a" * 16_150}, 8, "allowed: 16384"),
 }
 
@@ -471,6 +476,17 @@ async def test_headers_that_are_refused_end_their_call_alone(
     daemon.engine.release()
     assert (await raw.status(1))[0] == 0
     assert not [record for record in caplog.records if record.levelname in ("WARNING", "ERROR")]
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("value", ["", "AA", "AA==", "AAA", "AAA=", "AA+/", "AA==,AAAA", "AAAA,AAAA"])
+async def test_base64_may_be_padded_or_not_and_joined(daemon, raw, framed, value):
+    await begin_a_call(daemon, raw, framed)
+    message = framed(pb.GenerateRequest())
+    data = len(message).to_bytes(3, "big") + b"\0\1\0\0\0\3" + message
+    raw.writer.write(headers_frame(3, USUAL | {"x-bin": value}, end_stream=False) + data)
+    status, text = await raw.status(3)
+    assert (status, "prompt" in text, "metadata" in text) == (INVALID_ARGUMENT, True, False)
 
 
 @pytest.mark.asyncio

@@ -1,6 +1,7 @@
 """What a call's headers must be, before anything is done for it."""
 
 import re
+from base64 import b64decode
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -111,14 +112,22 @@ def _metadata_fault(headers: Headers, values: Mapping[str, str]) -> HeaderFault 
 def _problem_of(name: str, value: str) -> str | None:
     if not value.isascii():
         return "is not ASCII; allowed: ASCII, or base64 under a name that ends in -bin"
-    if name.endswith("-bin") and not name.startswith("grpc-"):
-        try:
-            decode_bin_value(value.encode())
-        except ValueError:
-            return "is not base64"
+    if name.endswith("-bin") and not name.startswith("grpc-") and not _is_base64(value):
+        return "is not base64"
     if name == "grpc-timeout" and not TIMEOUT.fullmatch(value):
         return f"is {value[:20]!a}; allowed: 1 to 8 digits and one of H M S m u n"
     return None
+
+
+def _is_base64(value: str) -> bool:
+    """Whether it is base64, padded or not, or such values with a comma between them, and grpclib can decode it."""
+    try:
+        for part in value.split(","):
+            b64decode(part + "=" * (-len(part) % 4), validate=True)
+        decode_bin_value(value.encode())
+    except ValueError:
+        return False
+    return True
 
 
 def _protocol_fault(values: Mapping[str, str]) -> HeaderFault | None:
