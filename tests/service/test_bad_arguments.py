@@ -45,8 +45,19 @@ def of_client(client, run):
     yield Call(waited(client.health), {"service": ""}, {"service": TEXTS})
     yield Call(
         Client,
-        {"address": "localhost:1", "token": None, "tls": None},
-        {"token": {"none", "text"}, "tls": {"none"}},
+        {
+            "address": "localhost:1",
+            "token": None,
+            "tls": None,
+            "keepalive_seconds": 1.0,
+            "keepalive_timeout_seconds": 1.0,
+        },
+        {
+            "token": {"none", "text"},
+            "tls": {"none"},
+            "keepalive_seconds": SECONDS,
+            "keepalive_timeout_seconds": SECONDS - {"none"},
+        },
     )
 
 
