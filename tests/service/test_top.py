@@ -2,6 +2,7 @@
 
 import asyncio
 import io
+import os
 from dataclasses import replace
 
 import pytest
@@ -106,6 +107,50 @@ async def test_a_server_that_goes_away_is_said_to_be_gone_until_it_is_back(
     assert [news in text for text in seen] == [False, True, True, False]
     assert ["first at" in text for text in seen] == [True, True, True, False]
     assert "second at" in seen[-1]
+
+
+@pytest.mark.asyncio
+async def test_into_a_pipe_each_frame_goes_out_at_once_and_a_server_that_goes_away_is_told_on_stderr(
+    start_daemon, description, monkeypatch, capsys
+):
+    first = await start_daemon(description=replace(description, name="first"))
+    port = int(first.address.rsplit(":", 1)[1])
+    reading, writing = os.pipe()
+    os.set_blocking(reading, False)
+    loop, seen = asyncio.get_running_loop(), []
+
+    async def restart():
+        await start_daemon(description=replace(description, name="second"), port=port)
+
+    def read():
+        try:
+            return os.read(reading, 2**16).decode()
+        except BlockingIOError:
+            return ""
+
+    async def happen(_):
+        """What happens between two frames."""
+        seen.append((read(), capsys.readouterr().err))
+        events = {2: first.stop, 4: restart}
+        if len(seen) == 6:
+            raise KeyboardInterrupt
+        if len(seen) in events:
+            await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(events[len(seen)](), loop))
+
+    def watch():
+        with monkeypatch.context() as patch, open(writing, "w") as pipe:
+            patch.setattr("pykv.cli.top.__main__.sleep", happen)
+            return main(["--address", first.address], Console(file=pipe, width=110))
+
+    assert await asyncio.to_thread(watch) == 0
+    os.close(reading)
+    frames, errors = zip(*seen, strict=True)
+    assert ["first at" in text for text in frames] == [True, True, False, False, False, False]
+    assert ["second at" in text for text in frames] == [False] * 4 + [True, True]
+    assert frames[2:4] == ("", "")
+    assert errors[2].startswith(f"pykv: {first.address} is gone: UNAVAILABLE:")
+    assert errors[2].count("\n") == 1
+    assert errors[:2] + errors[3:] == ("",) * 5
 
 
 @pytest.mark.asyncio

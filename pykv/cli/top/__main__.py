@@ -2,10 +2,12 @@
 
 import argparse
 import asyncio
+import sys
 from asyncio import sleep
 from collections.abc import Sequence
+from typing import NoReturn
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.live import Live
 
 from pykv.cli.connection import add_connection_options, client_of
@@ -43,15 +45,32 @@ async def _watch(options: argparse.Namespace, console: Console) -> None:
         if options.once:
             console.print(shown)
             return
-        with Live(shown, console=console, auto_refresh=False, screen=console.is_terminal) as live:
+        if not console.is_terminal:
+            await _print(watch, shown, options.interval, console)
+        with Live(shown, console=console, auto_refresh=False, screen=True) as live:
             while True:
                 await sleep(options.interval)
                 live.update(await watch.next_or_gone(), refresh=True)
 
 
+async def _print(watch: Watch, shown: RenderableType, interval: float, console: Console) -> NoReturn:
+    """Prints one frame below the other; that the server is gone is said once each time, on stderr."""
+    was_gone = False
+    while True:
+        if watch.news is None:
+            console.print(shown)
+        if watch.news is not None and not was_gone:
+            print(f"pykv: {' '.join(watch.news.split())}; trying again", file=sys.stderr, flush=True)
+        was_gone = watch.news is not None
+        await sleep(interval)
+        shown = await watch.next_or_gone()
+
+
 def _parser() -> Parser:
     parser = Parser(
-        prog="pykv top", description="Watches a server: its blocks, its requests, how long they take."
+        prog="pykv top",
+        description="Watches a server: its blocks, its requests, how long they take. One that goes away is waited "
+        "for. Into a file or a pipe the frames are written one below the other.",
     )
     parser.add_argument("--once", action="store_true", help="print one frame and end")
     parser.add_argument("--interval", type=_seconds, default=1.0, help="seconds between frames (%(default)s)")

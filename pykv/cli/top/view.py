@@ -38,10 +38,9 @@ def frame(description: ModelDescription, address: str, span: Span) -> Renderable
     )
 
 
-def gone(address: str, reason: str, last: RenderableType) -> RenderableType:
-    """The last frame that was seen of a server that does not answer any more."""
-    news = f"{address} is gone: {reason}\ntrying again; Ctrl-C ends. What it said last:"
-    return Group(Text(news, "bold red"), last)
+def gone(news: str, last: RenderableType) -> RenderableType:
+    """The last frame that was seen of a server that does not answer any more, under the news of that."""
+    return Group(Text(f"{news}\ntrying again; Ctrl-C ends. What it said last:", "bold red"), last)
 
 
 def block_map(counts: Iterable[int], cells: int) -> list[int]:

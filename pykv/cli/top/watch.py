@@ -20,6 +20,9 @@ class Watch:
 
     Args:
         address: of the server, as its user knows it.
+
+    Attributes:
+        news: why there is nothing new, as long as the server is gone; None = there is.
     """
 
     def __init__(self, client: Client, address: str) -> None:
@@ -28,6 +31,7 @@ class Watch:
         self._description: ModelDescription | None = None
         self._history = History()
         self._last: RenderableType = ""
+        self.news: str | None = None
 
     async def next(self) -> RenderableType:
         """The next frame.
@@ -54,7 +58,8 @@ class Watch:
             if error.status != "UNAVAILABLE":
                 raise
             self._description = None
-            return gone(self._address, str(error), self._last)
+            self.news = f"{self._address} is gone: {error}"
+            return gone(self.news, self._last)
 
     async def _next(self) -> RenderableType:
         if self._description is None:
@@ -62,6 +67,7 @@ class Watch:
             self._history = History()
         span = self._history.add(await self._sample())
         self._last = frame(self._description, self._address, span)
+        self.news = None
         return self._last
 
     async def _sample(self) -> Sample:
