@@ -152,7 +152,8 @@ async def test_a_connection_begins_with_settings(daemon, first):
     writer.write(PREFACE + first)
     async with asyncio.timeout(20):
         received = await reader.read()
-    writer.close()
+        writer.close()
+        await writer.wait_closed()
     goodbye = received.index(header(GOAWAY, 0, 0, 0)[3:])
     assert int.from_bytes(received[goodbye + 10 : goodbye + 14], "big") == ErrorCodes.PROTOCOL_ERROR
 
@@ -170,14 +171,19 @@ async def test_a_window_is_opened_whatever_the_reserved_bit(raw, framed):
 
 @pytest.mark.asyncio
 async def test_the_client_leaves_a_server_whose_frame_is_too_long():
+    was_left = asyncio.Event()
+
     async def serve(reader, writer):
         await reader.read(1)
         writer.write(frame(SETTINGS, 0, 0) + header(DATA, 0, 1, 2**24 - 1))
         await reader.read()
         writer.close()
+        await writer.wait_closed()
+        was_left.set()
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     async with Client("{}:{}".format(*server.sockets[0].getsockname())) as client, asyncio.timeout(20):
         with pytest.raises(ServiceError, match="UNAVAILABLE"):
             await client.health()
+        await was_left.wait()
     server.close()
