@@ -87,6 +87,11 @@ class RawConnection:
                         return event
                 await self._read()
 
+    async def answer(self):
+        """Reads, and answers what is to be answered, until it is cancelled."""
+        while True:
+            await self._read()
+
     async def status(self, stream_id):
         """The grpc-status and the grpc-message with which the call ends."""
         async with asyncio.timeout(20):

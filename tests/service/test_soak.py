@@ -40,6 +40,7 @@ async def test_everything_is_back_at_the_end(
     limits = {"stall_timeout": 2.0, "request_timeout": 2.0, "connections_per_second": 1000.0}
     daemon = await start_daemon(engine, metrics_port=0, **limits)
     constant = await open_raw(address=daemon.address)
+    answering = asyncio.create_task(constant.answer())  # else it would be taken for gone
     process = psutil.Process(os.getpid())
 
     async def settled():
@@ -62,8 +63,10 @@ async def test_everything_is_back_at_the_end(
         await constant.flush()
         if place == 25:
             assert all((await run_soak(daemon.address, 2, SECONDS)).values())
+    answering.cancel()
     await constant.close()
     constant = await open_raw(address=daemon.address)
+    answering = asyncio.create_task(constant.answer())
     after, memory_after = await settled()
     assert after == before
     assert memory_after - memory < MEMORY_BYTES
@@ -83,6 +86,7 @@ async def test_everything_is_back_at_the_end(
         params = SamplingParams(max_tokens=3, ignore_eos=True)
         assert [delta async for delta in client.generate("still there", params)][-1].usage.output_tokens == 3
         assert await client.health() == "SERVING"
+    answering.cancel()
     await constant.close()
 
 
