@@ -4,7 +4,7 @@
 mod support;
 
 use pykv_core::policy::order::QueueOrder;
-use pykv_core::scheduler::{AdmissionPolicy, Submission};
+use pykv_core::scheduler::{AdmissionPolicy, Outcome, Submission};
 use pykv_core::{LayerGroup, SchedulerConfig, TokenId};
 use support::Engine;
 
@@ -192,4 +192,30 @@ fn who_starts_without_its_hit_because_that_does_not_fit_has_all_its_blocks_count
     assert_eq!((summary.misses.cap, summary.misses.never_seen), (2, 5), "all of its full blocks");
     assert_eq!((summary.preemptions, summary.recomputed_tokens < 28), (1, true), "{summary:?}");
     assert_eq!(engine.outputs[&(cold.get(), 0)], engine.expected(&tokens, 0, 12));
+}
+
+/// A tree of 22 blocks has 16 nodes for each. When it is full the long prompt publishes no more, its last node goes in time,
+/// and others get its number.
+#[test]
+fn who_publishes_no_more_loses_nothing_by_failures_of_others() {
+    let config =
+        SchedulerConfig { max_num_batched_tokens: 20, max_chunk_tokens: 16, ..config(22, &[window(16)]) };
+    let mut engine = Engine::new(config);
+    let tokens: Vec<TokenId> = (0..1600).collect();
+    let first = engine.submit(&tokens, 20, 1);
+    let mut num_failed = 0;
+    while engine.ended.iter().all(|summary| summary.request != first) {
+        assert!(engine.num_steps < 400, "{num_failed} rows of others have failed");
+        if engine.num_steps > 2 && engine.scheduler.stats().num_requests < 2 {
+            let start = 10_000 + 100 * num_failed;
+            engine.submit(&(start..start + 40).collect::<Vec<TokenId>>(), 2, 1);
+        }
+        let plan = engine.plan().unwrap();
+        let others: Vec<usize> = (1..plan.num_batch_rows).collect();
+        num_failed += others.len() as u32;
+        let sampled = engine.compute_failing(plan, &others);
+        engine.apply(plan, &sampled, &vec![Outcome::Ok; sampled.len()], &others);
+    }
+    assert!(num_failed > 50);
+    assert_eq!(engine.outputs[&(first.get(), 0)], engine.expected(&tokens, 0, 20));
 }

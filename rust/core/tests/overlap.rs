@@ -302,8 +302,10 @@ fn samples_go_over_together_to_a_block_that_another_request_has_published_first(
         // announces that block a step later, so the first one, whose samples share it by then, may not publish it.
         let last = engine.plan().unwrap();
         engine.submit(&tokens, 1, 1);
+        // A third one shares it, so that it stays the other one's.
+        engine.submit(&[tokens.as_slice(), &[1, 2]].concat(), 1, 1);
         let twin = engine.plan().unwrap();
-        assert_eq!((last.num_tokens, last.num_samples, twin.num_samples), (1, 2, 1));
+        assert_eq!((last.num_tokens, last.num_samples, twin.num_samples), (1, 2, 2));
         for plan in [last, twin] {
             let sampled = engine.compute(plan);
             engine.apply(plan, &sampled, &vec![Outcome::Ok; sampled.len()], &[]);
@@ -394,7 +396,7 @@ fn what_was_taken_over_stays_though_the_step_that_announced_it_fails() {
 #[test]
 fn what_others_share_of_an_announced_block_is_not_taken_over() {
     for groups in [vec![FULL], vec![WINDOW], vec![FULL, WINDOW]] {
-        let (mut engine, tokens) = (fast_and_slow(&groups, 12), prompt(0, 600));
+        let (mut engine, tokens) = (fast_and_slow(&groups, 11), prompt(0, 600));
         let first = engine.submit(&tokens, 4, 1);
         let mut plans = vec![engine.plan().unwrap()];
         engine.submit(&tokens[..96], 4, 1);
@@ -405,7 +407,7 @@ fn what_others_share_of_an_announced_block_is_not_taken_over() {
         // The second one ends its prompt in this step, and a third one shares what it is to compute.
         let third = engine.submit(&tokens, 4, 1);
         let last = engine.plan().unwrap();
-        assert_eq!((last.num_batch_rows, last.num_tokens), (3, 32 + 8 + 4));
+        assert_eq!((last.num_batch_rows, last.num_tokens), (3, 32 + 10 + 1));
         // The first one has computed the same by now. Yet it is the second one's block that the third one reads.
         apply(&mut engine, plans[2], &[]);
         apply(&mut engine, last, &[1]);
@@ -438,4 +440,31 @@ fn of_blocks_that_one_step_is_to_fill_none_is_taken_over_unless_all_are() {
         engine.run();
         assert_eq!(engine.outputs[&(second.get(), 0)], engine.expected(&tokens, 0, 4), "{groups:?}");
     }
+}
+
+#[test]
+fn prompts_that_part_publish_all_that_they_compute() {
+    let mut bad = Vec::new();
+    for (groups, common) in [vec![FULL], vec![WINDOW]]
+        .into_iter()
+        .flat_map(|groups| (96..128).map(move |common| (groups.clone(), common)))
+    {
+        let mut engine = Engine::new(SchedulerConfig {
+            max_chunk_tokens: 33,
+            max_num_batched_tokens: 66,
+            max_model_len: 1000,
+            groups: groups.clone(),
+            ..config(1000)
+        });
+        let prompts = [7, 8].map(|rest| [prompt(0, common), vec![rest; 240 - common]].concat());
+        for prompt in &prompts {
+            engine.submit(prompt, 1, 1);
+        }
+        engine.run();
+        let cached = prompts.map(|prompt| engine.scheduler.cached_tokens(&prompt, b""));
+        if cached != [240, 240] {
+            bad.push((groups, common, cached));
+        }
+    }
+    assert!(bad.is_empty(), "{bad:?}");
 }

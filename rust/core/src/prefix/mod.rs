@@ -412,6 +412,14 @@ impl PrefixCache {
         if is_needed { cursor.published.saturating_sub(1) } else { usize::MAX }
     }
 
+    /// Has a sequence stand nowhere once it publishes no more and holds nothing of its last published block: that block's node
+    /// may go, and another one get its number.
+    pub fn leave_behind(&self, cursor: &mut Cursor, tables: &[BlockTable]) {
+        if cursor.has_ended && tables.iter().all(|table| table.num_dropped() >= cursor.published) {
+            *cursor = self.nowhere();
+        }
+    }
+
     /// Notes that a sequence goes on behind what it found, with what it held where it had left off. It publishes nothing
     /// more if that was computed before a reset; nor where no group keeps all positions: the blocks between are gone.
     pub fn come_back(&self, cursor: &mut Cursor, left_off: Cursor) {

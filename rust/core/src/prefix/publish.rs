@@ -1,5 +1,7 @@
 //! How blocks become findable, and how that is taken back.
 
+use std::ops::Range;
+
 use super::scope::ScopeId;
 use super::tree::{Fingerprint, Key, NodeId};
 use super::{Cursor, PrefixCache};
@@ -75,8 +77,11 @@ impl PrefixCache {
             let key = Key { parent: cursor.parent, scope: own, binding, tokens: run };
             let fingerprint = self.tree.fingerprint_of(key);
             let found = self.tree.find_at(fingerprint, key);
-            waits_for =
-                found.filter(|&node| !self.tree.is_computed(node) && is_later((node, self.generation)));
+            waits_for = found.filter(|&node| {
+                !self.tree.is_computed(node)
+                    && !self.has_announced(tables, node, cursor.published)
+                    && is_later((node, self.generation))
+            });
             if waits_for.is_some() {
                 break;
             }
@@ -133,7 +138,8 @@ impl PrefixCache {
         true
     }
 
-    /// Makes blocks findable that the step being planned will fill, so that others planned in it can share them.
+    /// Makes blocks findable that the step being planned will fill with the tokens `filled`, so that others planned in it can
+    /// share them. Those before are another step's: where one of them is not findable, nothing can hang below it.
     ///
     /// Passes over those that the same table has announced before, and stops at the first that others have published;
     /// hands each new one to `announced`. They are confirmed by
@@ -144,7 +150,7 @@ impl PrefixCache {
         cursor: Cursor,
         scope: ScopeId,
         tokens: &[TokenId],
-        num_tokens: usize,
+        filled: Range<usize>,
         mut announced: impl FnMut(Announced),
     ) {
         if !self.goes_on(cursor) {
@@ -153,7 +159,7 @@ impl PrefixCache {
         let size = self.pool.block_size();
         let mut parent = cursor.parent;
         let mut hung = 0..0;
-        for index in cursor.published..size.full_blocks(num_tokens) {
+        for index in cursor.published..size.full_blocks(filled.end) {
             let run = &tokens[index * size.tokens()..(index + 1) * size.tokens()];
             let (own, binding) = self.scopes.of_block(scope, index);
             let key = Key { parent, scope: own, binding, tokens: run };
@@ -164,6 +170,9 @@ impl PrefixCache {
                 }
                 parent = node;
                 continue;
+            }
+            if (index + 1) * size.tokens() <= filled.start {
+                return;
             }
             let Some(node) = self.hang(fingerprint, key) else { break };
             for (group, table) in tables.iter().enumerate() {

@@ -219,7 +219,7 @@ fn announced_blocks_are_shared_at_once_and_gone_when_withdrawn() {
     fixture.cache.extend(&mut table, 2).unwrap();
     let mut announced = Vec::new();
     let cursor = fixture.cache.root();
-    fixture.cache.announce(std::slice::from_ref(&table), cursor, fixture.scope, &tokens, 8, |block| {
+    fixture.cache.announce(std::slice::from_ref(&table), cursor, fixture.scope, &tokens, 0..8, |block| {
         announced.push(block)
     });
     assert_eq!((announced.len(), fixture.hits(&tokens)), (2, 2));

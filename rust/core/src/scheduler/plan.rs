@@ -372,7 +372,9 @@ impl Scheduler {
             let first = group.first_block(sequence.num_computed, self.block_size).min(most);
             if first > table.num_dropped() { table.drop_front(first) } else { 0 }
         };
-        sequence.tables.iter_mut().zip(&self.config.groups).map(give_back).collect()
+        let given_back = sequence.tables.iter_mut().zip(&self.config.groups).map(give_back).collect();
+        self.cache.leave_behind(&mut sequence.cursor, &sequence.tables);
+        given_back
     }
 
     /// Who gives way to the sequence at `place`: one of those that are younger, or itself if there is none. Nobody whom a
@@ -417,7 +419,8 @@ impl Scheduler {
             let sequence = &self.sequences[index];
             let Sequence { tables, cursor, scope, tokens, num_planned, .. } = sequence;
             let announced = |announced| step.announced.push(Filled { announced, batch_row });
-            self.cache.announce(tables, *cursor, *scope, tokens, *num_planned, announced);
+            let filled = *num_planned - num_tokens..*num_planned;
+            self.cache.announce(tables, *cursor, *scope, tokens, filled, announced);
         }
     }
 }
