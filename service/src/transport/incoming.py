@@ -70,13 +70,17 @@ class Incoming:
         """The message has come while it waited."""
         self._memory.excuse(room)
 
+    def hear(self, room: Room, num_bytes: int) -> None:
+        """So many bytes of a message came that has room."""
+        self._memory.hear(room, num_bytes)
+
     def leave(self, room: Room) -> None:
         """The message is with whoever serves the call, or never will be."""
         self.num_bytes -= room.num_bytes
         self._memory.leave(room)
 
     def count_slow(self) -> None:
-        """A message did not come, and others waited for its room."""
+        """Nothing of a message came, and others waited for its room."""
         self._slow.charge(self._slow_cost)
 
     @property
