@@ -27,7 +27,8 @@ class Message:
 
     def __init__(self, memory, num_bytes, sharer=None):
         self.memory, self.num_lost = memory, 0
-        self.room = Room(sharer or Sharer("a"), num_bytes, self.lose)
+        self.is_behind = False
+        self.room = Room(sharer or Sharer("a"), num_bytes, self.lose, lambda: self.is_behind)
 
     def lose(self):
         self.num_lost += 1
@@ -275,6 +276,43 @@ async def test_no_more_rooms_are_lost_than_are_needed_and_the_silent_first(looke
     looked_after(memory, 2.0)
     await task
     assert [message.num_lost for message in messages] == [0, 1, 1]
+
+
+@pytest.mark.asyncio
+async def test_no_room_is_lost_because_the_daemon_is_behind(looked_after):
+    memory = RequestMemory(2560, 1)
+    messages = [Message(memory, 640) for _ in range(3)]
+    for message in messages:
+        await memory.take(message.room)
+    memory.hear(messages[2].room, 640)
+    messages[0].is_behind = messages[2].is_behind = True
+    tasks = [Message(memory, 640).begin() for _ in range(2)]
+    await turns()
+    looked_after(memory, 2.0)
+    assert [message.num_lost for message in messages] == [0, 1, 0]
+    messages[0].is_behind = False
+    looked_after(memory, 0.5)  # since it was found behind
+    assert [message.num_lost for message in messages] == [0, 1, 0]
+    looked_after(memory, 1.0)
+    await asyncio.gather(*tasks)
+    assert [message.num_lost for message in messages] == [1, 1, 0]
+
+
+@pytest.mark.asyncio
+async def test_the_daemon_is_behind_while_it_has_not_looked_at_all_that_was_sent(start_daemon, raw_open):
+    daemon = await start_daemon()
+    raw = await raw_open(daemon.address)
+    raw.h2.ping(b"12345678")
+    await raw.flush()
+    await raw.wait_for(PingAckReceived)
+    (protocol,) = daemon.daemon._server._connections
+    incoming, ping = protocol.connection.incoming, b"\0\0\x08\x06" + bytes(5 + 8)
+    assert not incoming.is_behind()
+    protocol._backlog.append(ping)
+    assert incoming.is_behind()
+    protocol.feed()
+    assert not incoming.is_behind()
+    await raw.close()
 
 
 @pytest.mark.asyncio

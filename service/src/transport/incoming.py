@@ -1,5 +1,7 @@
 """What the calls of one connection take until their requests have come."""
 
+from collections.abc import Callable
+
 from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 
@@ -21,13 +23,21 @@ class Incoming:
 
     Args:
         sharer: the connection.
+        is_behind: whether the daemon has not looked yet at all that the connection sent.
 
     Attributes:
         num_bytes: of messages that wait for room or have it.
     """
 
-    def __init__(self, limits: TransportLimits, memory: RequestMemory, sharer: Sharer) -> None:
+    def __init__(
+        self,
+        limits: TransportLimits,
+        memory: RequestMemory,
+        sharer: Sharer,
+        is_behind: Callable[[], bool] = lambda: False,
+    ) -> None:
         self.sharer = sharer
+        self.is_behind = is_behind
         self._memory = memory
         self._beginnings: dict[int, int] = {}
         self._max_bytes = limits.max_message_bytes * MAX_MESSAGES_UNFINISHED

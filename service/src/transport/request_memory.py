@@ -25,6 +25,7 @@ class Room:
         sharer: whose message it is.
         num_bytes: of the whole message.
         when_lost: is told, once, that the message did not come in time and others need its room.
+        is_behind: whether the daemon has not looked yet at all that its connection sent.
 
     Attributes:
         is_given: whether there is, or was, room.
@@ -34,10 +35,17 @@ class Room:
         due: the loop's time until which more must come while others wait.
     """
 
-    def __init__(self, sharer: Sharer, num_bytes: int, when_lost: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        sharer: Sharer,
+        num_bytes: int,
+        when_lost: Callable[[], None],
+        is_behind: Callable[[], bool] = lambda: False,
+    ) -> None:
         self.sharer = sharer
         self.num_bytes = num_bytes
         self.when_lost = when_lost
+        self.is_behind = is_behind
         self.is_given = False
         self.is_lost = False
         self.num_come = self.num_new = 0
@@ -54,11 +62,11 @@ class RequestMemory:
 
     Who finds no room waits, as its client does: no window is handed out. Those that wait come by turns
     (`WaitingLine`); nobody overtakes them. From SLOW_SECONDS after somebody had to wait until nobody does, messages
-    that have room and of which nothing worth a word (`Room.least_bytes`) came for SLOW_SECONDS lose it: as many as are
-    needed, those of which nothing such came ever before the others, of each kind those that are overdue longest first,
-    LOST_A_TURN in one turn of the loop. How long a message that comes slowly may take in all is its call's to bound.
-    Large messages leave a quarter to the small ones, and small ones the rest to large ones that wait. Nothing takes
-    longer because there are more rooms or more that wait.
+    that have room lose it where within SLOW_SECONDS less than `Room.least_bytes` came: as many as are needed, those
+    that never went on before the others, of each kind those that are overdue longest first, LOST_A_TURN in one turn of
+    the loop, and none of a connection that the daemon is behind with. How long a message that goes on slowly may take
+    in all is its call's to bound. Large messages leave a quarter to the small ones, and small ones the rest to large
+    ones that wait. Nothing takes longer because there are more rooms or more that wait.
 
     Args:
         max_bytes: in all.
@@ -178,6 +186,10 @@ class RequestMemory:
                 due = min((room.due for room in first), default=now + SLOW_SECONDS)
                 self._next_look = loop.call_at(due, self._look)
                 return
+            if room.is_behind():  # what was sent of it may be there
+                room.due = now + SLOW_SECONDS
+                self._rooms_with(room).move_to_end(room)
+                continue
             room.is_lost = True
             room.when_lost()
             self.leave(room)

@@ -118,7 +118,8 @@ class BoundedStream(Stream):
             if not timeout.expired():
                 timeout.reschedule(at)
 
-        room = Room(self._incoming.sharer, size, lambda: expire(self._loop.time()))
+        incoming = self._incoming
+        room = Room(incoming.sharer, size, lambda: expire(self._loop.time()), incoming.is_behind)
         async with self._in_time(room) as timeout:
             asked_at = self._loop.time()
             await self._take(room)
