@@ -24,6 +24,7 @@ from pykv.field_checks import (
     as_text,
     instance_of,
     optional,
+    refusal,
     refuse,
 )
 from pykv.retention import Retention
@@ -40,6 +41,7 @@ from pykv.token_array import as_token_array
 __all__ = ["Client", "ServiceError", "tls_context"]
 
 DEFAULT_ADDRESS = "127.0.0.1:50051"
+LEAST_KEEPALIVE_SECONDS = 5.0  # between two PINGs; a server takes more frequent ones for abuse
 ENGINE = pb.DESCRIPTOR.services_by_name["Engine"]
 HEALTH_CHECK = "/grpc.health.v1.Health/Check"
 
@@ -63,13 +65,14 @@ class Client:
         token: the bearer token that stands for a tenant.
         tls: for a server with a certificate, see `tls_context`; None = plain text.
         keepalive_seconds: after so long without a byte from the server, while there are calls, it is asked by a PING
-            whether it is still there; None = never, and a server that vanishes without a word is waited for.
+            whether it is still there; at least 5, since servers close connections that ask more often; None = never,
+            and a server that vanishes without a word is waited for.
         keepalive_timeout_seconds: how long it may take to answer. Then all calls of the connection end with
             ServiceError, status UNAVAILABLE, and the next call makes a new connection.
 
     Raises:
-        ConfigError: the address is none, the token is no printable ASCII, `tls` is no context, or a number of seconds
-            is none above 0.
+        ConfigError: the address is none, the token is no printable ASCII, `tls` is no context, `keepalive_seconds` is
+            no number of at least 5, or `keepalive_timeout_seconds` none above 0.
     """
 
     def __init__(
@@ -85,7 +88,7 @@ class Client:
         self._address = address
         self._metadata = {} if token is None else {"authorization": f"Bearer {_checked(token)}"}
         self._tls = optional(instance_of, "tls", tls, ssl.SSLContext, ConfigError)
-        self._keepalive_seconds = optional(_as_seconds, "keepalive_seconds", keepalive_seconds)
+        self._keepalive_seconds = optional(_as_interval, "keepalive_seconds", keepalive_seconds)
         self._keepalive_timeout_seconds = _as_seconds("keepalive_timeout_seconds", keepalive_timeout_seconds)
         self._channel: PatientChannel | None = None
 
@@ -342,6 +345,15 @@ def _checked(token: str) -> str:
     if not (token and token.isascii() and token.isprintable() and " " not in token):
         raise ConfigError("token is empty or holds what no token may hold: allowed is printable ASCII")
     return token
+
+
+def _as_interval(field: str, value: object) -> float:
+    try:
+        return as_number_in(field, value, LEAST_KEEPALIVE_SECONDS, math.inf, ConfigError, below_high=True)
+    except ConfigError:
+        number = f"a finite number of at least {LEAST_KEEPALIVE_SECONDS:g}"
+        allowed = f"{number}, since the server closes a connection that asks more often"
+        raise refusal(field, value, allowed, ConfigError) from None
 
 
 def _as_seconds(field: str, value: object) -> float:

@@ -49,13 +49,13 @@ def of_client(client, run):
             "address": "localhost:1",
             "token": None,
             "tls": None,
-            "keepalive_seconds": 1.0,
+            "keepalive_seconds": 5.0,
             "keepalive_timeout_seconds": 1.0,
         },
         {
             "token": {"none", "text"},
             "tls": {"none"},
-            "keepalive_seconds": SECONDS,
+            "keepalive_seconds": {"none", "huge"},  # the others are below 5
             "keepalive_timeout_seconds": SECONDS - {"none"},
         },
     )

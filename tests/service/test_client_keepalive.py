@@ -7,14 +7,23 @@ import h2.config
 import h2.connection
 import h2.events
 import pytest
+from h2.errors import ErrorCodes
 
-from pykv.client import Client, ServiceError
+from pykv import client as client_module
+from pykv.client import LEAST_KEEPALIVE_SECONDS, Client, ServiceError
 from pykv.errors import ConfigError
 from pykv.service.transport import TransportLimits
+from pykv.service.transport.goaway import goaway
 
 SILENCE = r"UNAVAILABLE: the server sent nothing for 0\.1 s and did not answer a ping within 0\.1 s"
 QUICK = {"keepalive_seconds": 0.1, "keepalive_timeout_seconds": 0.1}
 MODEL = b"\0\0\0\0\0"  # a message without a field
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Lets clients ask as soon as QUICK has it."""
+    monkeypatch.setattr(client_module, "LEAST_KEEPALIVE_SECONDS", 0.0)
 
 
 class RawServer:
@@ -55,6 +64,11 @@ class RawServer:
             writer.write(connection.data_to_send())
         self.open_calls.clear()
 
+    def send_away(self, reason):
+        """Says goodbye to who has calls, as to one who asks too much."""
+        for _, writer, stream_id in self.open_calls:
+            writer.write(goaway(stream_id, ErrorCodes.ENHANCE_YOUR_CALM, reason))
+
     async def _serve(self, reader, writer):
         self.num_connections += 1
         connection = h2.connection.H2Connection(h2.config.H2Configuration(client_side=False))
@@ -78,7 +92,7 @@ class RawServer:
 
 
 @pytest.mark.asyncio
-async def test_all_calls_of_a_server_that_vanished_end_and_the_next_makes_a_new_connection():
+async def test_all_calls_of_a_server_that_vanished_end_and_the_next_makes_a_new_connection(quick):
     server = RawServer()
     async with server.running() as address, Client(address, **QUICK) as client, asyncio.timeout(20):
         calls = [
@@ -100,7 +114,7 @@ async def test_all_calls_of_a_server_that_vanished_end_and_the_next_makes_a_new_
 
 
 @pytest.mark.asyncio
-async def test_a_server_that_answers_is_waited_for_and_one_without_calls_is_not_asked():
+async def test_a_server_that_answers_is_waited_for_and_one_without_calls_is_not_asked(quick):
     server = RawServer()
     server.answers_pings = True
     async with server.running() as address, Client(address, **QUICK) as client, asyncio.timeout(20):
@@ -122,7 +136,7 @@ async def test_a_server_that_answers_is_waited_for_and_one_without_calls_is_not_
 
 
 @pytest.mark.asyncio
-async def test_a_closed_client_asks_nobody():
+async def test_a_closed_client_asks_nobody(quick):
     server = RawServer()
     async with server.running() as address:
         client = Client(address, **QUICK)
@@ -135,8 +149,47 @@ async def test_a_closed_client_asks_nobody():
         assert protocol._keepalive is None
 
 
+@pytest.mark.asyncio
+@pytest.mark.parametrize("said", ["too_many_pings", "something else"])
+async def test_a_goodbye_because_of_pings_says_so(said):
+    server = RawServer()
+    async with server.running() as address, Client(address) as client, asyncio.timeout(20):
+        call = asyncio.ensure_future(client.get_model())
+        await server.called.wait()
+        server.send_away(said)
+        with pytest.raises(ServiceError, match=r"^UNAVAILABLE: ") as raised:
+            await call
+        assert ("keepalive_seconds" in str(raised.value)) == (said == "too_many_pings")
+        server.called.clear()
+        server.open_calls.clear()
+        call = asyncio.ensure_future(client.get_model())
+        await server.called.wait()
+        server.answer()
+        await call
+        assert server.num_connections == 2
+
+
+@pytest.mark.asyncio
+async def test_who_asks_the_daemon_too_often_is_told(start_daemon, quick):
+    daemon = await start_daemon(min_recv_ping_interval_without_data=60.0, max_ping_strikes=2)
+    daemon.engine.hold()
+    client = Client(daemon.address, keepalive_seconds=0.01, keepalive_timeout_seconds=0.01)
+    async with client, asyncio.timeout(20):
+        with pytest.raises(ServiceError, match=r"^UNAVAILABLE: the server closed .* too_many_pings"):
+            await anext(client.generate("a"))
+
+
+@pytest.mark.parametrize("seconds", [1, 4.999])
+def test_a_client_that_would_be_sent_away_for_asking_is_refused(seconds):
+    why = r"a finite number of at least 5, since the server closes a connection that asks more often"
+    with pytest.raises(ConfigError, match=f"^keepalive_seconds is {seconds}: allowed is {why}"):
+        Client(keepalive_seconds=seconds)
+    assert Client(keepalive_seconds=5)._keepalive_seconds == 5.0
+
+
 def test_the_daemon_lets_the_client_ask_as_often_as_it_does():
     assert Client()._keepalive_seconds > TransportLimits().min_ping_interval_seconds
+    assert TransportLimits().min_ping_interval_seconds == LEAST_KEEPALIVE_SECONDS
     assert Client(keepalive_seconds=None)._keepalive_seconds is None
 
 

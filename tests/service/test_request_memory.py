@@ -10,6 +10,7 @@ from h2.events import ConnectionTerminated, PingAckReceived
 from pykv.service.errors import RequestMemoryError
 from pykv.service.protocol import engine_pb2 as pb
 from pykv.service.transport import Offence, TransportLimits, request_memory
+from pykv.service.transport import incoming as incoming_module
 from pykv.service.transport.incoming import CALL_BYTES, SLOW_AT_ONCE, Incoming
 from pykv.service.transport.request_memory import LOST_A_TURN, RequestMemory, Room
 from pykv.service.transport.shared_budget import SharedBudget, Sharer
@@ -26,7 +27,8 @@ class Message:
 
     def __init__(self, memory, num_bytes, sharer=None):
         self.memory, self.num_lost = memory, 0
-        self.room = Room(sharer or Sharer("a"), num_bytes, self.lose)
+        self.is_behind = False
+        self.room = Room(sharer or Sharer("a"), num_bytes, self.lose, lambda: self.is_behind)
 
     def lose(self):
         self.num_lost += 1
@@ -171,7 +173,6 @@ async def test_what_waits_is_bounded_for_each_connection():
 @pytest.mark.asyncio
 async def test_rooms_are_lost_a_few_in_a_turn_and_no_more_than_are_needed(monkeypatch):
     monkeypatch.setattr(request_memory, "SLOW_SECONDS", 0.0)
-    monkeypatch.setattr(request_memory, "SLOW_BYTES_PER_SECOND", 1e12)
     memory = RequestMemory(4000, 1)
     rooms = [Message(memory, 10) for _ in range(300)]
     for message in rooms:
@@ -213,7 +214,125 @@ async def test_rooms_that_were_left_are_not_remembered():
         room = Message(memory, 5).room
         await memory.take(room)
         memory.leave(room)
-    assert len(memory._by_due) < 100
+    assert not memory._silent
+
+
+@pytest.fixture
+def looked_after():
+    """Asks a memory in whose line somebody waits to look for what is overdue, as if so many seconds had gone by."""
+
+    def look(memory, seconds):
+        for room in (*memory._silent, *memory._heard):
+            room.due -= seconds
+        memory._next_look.cancel()
+        memory._look()
+
+    return look
+
+
+@pytest.mark.asyncio
+async def test_rooms_of_which_nothing_came_are_lost_before_those_that_stand_still_and_none_that_goes_on(
+    looked_after,
+):
+    memory = RequestMemory(4000, 1)
+    goes_on, stands_still, drips, _ = messages = [Message(memory, 640) for _ in range(4)]
+    for message in messages:
+        await memory.take(message.room)
+    memory.hear(stands_still.room, 20)
+    waits = [Message(memory, 1000 + 640 * place) for place in range(3)]
+    tasks = [message.begin() for message in waits]
+    await turns()
+    assert memory.num_waiting == 3
+    looked_after(memory, 0.75)
+    for _ in range(19):
+        memory.hear(drips.room, 1)  # less than a part in 32
+    memory.hear(goes_on.room, 20)
+    assert [message.num_lost for message in messages] == [0, 0, 0, 0]
+    looked_after(memory, 0.5)
+    await turns()
+    assert [message.num_lost for message in messages] == [0, 1, 1, 1]
+    assert [message.room.num_come for message in messages] == [20, 20, 19, 0]
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@pytest.mark.asyncio
+async def test_no_more_rooms_are_lost_than_are_needed_and_the_silent_first(looked_after):
+    memory = RequestMemory(2560, 1)  # three quarters for large ones
+    first, second, _ = messages = [Message(memory, 640) for _ in range(3)]
+    for message in messages:
+        await memory.take(message.room)
+    memory.hear(second.room, 640)
+    memory.hear(first.room, 640)
+    task = Message(memory, 640).begin()
+    await turns()
+    looked_after(memory, 2.0)
+    await task
+    assert [message.num_lost for message in messages] == [0, 0, 1]
+    task = Message(memory, 640).begin()
+    await turns()
+    memory.hear(next(iter(memory._silent)), 640)  # the one that came after
+    looked_after(memory, 2.0)
+    await task
+    assert [message.num_lost for message in messages] == [0, 1, 1]
+
+
+@pytest.mark.asyncio
+async def test_no_room_is_lost_because_the_daemon_is_behind(looked_after):
+    memory = RequestMemory(2560, 1)
+    messages = [Message(memory, 640) for _ in range(3)]
+    for message in messages:
+        await memory.take(message.room)
+    memory.hear(messages[2].room, 640)
+    messages[0].is_behind = messages[2].is_behind = True
+    tasks = [Message(memory, 640).begin() for _ in range(2)]
+    await turns()
+    looked_after(memory, 2.0)
+    assert [message.num_lost for message in messages] == [0, 1, 0]
+    messages[0].is_behind = False
+    looked_after(memory, 0.5)  # since it was found behind
+    assert [message.num_lost for message in messages] == [0, 1, 0]
+    looked_after(memory, 1.0)
+    await asyncio.gather(*tasks)
+    assert [message.num_lost for message in messages] == [1, 1, 0]
+
+
+@pytest.mark.asyncio
+async def test_the_daemon_is_behind_while_it_has_not_looked_at_all_that_was_sent(start_daemon, raw_open):
+    daemon = await start_daemon()
+    raw = await raw_open(daemon.address)
+    raw.h2.ping(b"12345678")
+    await raw.flush()
+    await raw.wait_for(PingAckReceived)
+    (protocol,) = daemon.daemon._server._connections
+    incoming, ping = protocol.connection.incoming, b"\0\0\x08\x06" + bytes(5 + 8)
+    assert not incoming.is_behind()
+    protocol._backlog.append(ping)
+    assert incoming.is_behind()
+    protocol.feed()
+    assert not incoming.is_behind()
+    await raw.close()
+
+
+@pytest.mark.asyncio
+async def test_what_came_by_and_by_is_heard_once_it_is_enough_and_nothing_after_its_room_was_left():
+    memory = RequestMemory(2**30, 1)
+    large, small, tiny = (Message(memory, num_bytes).room for num_bytes in (2**24, 640, 5))
+    for room in (large, small, tiny):
+        await memory.take(room)
+    assert [room.least_bytes for room in (large, small, tiny)] == [16 * 1024, 20, 0]
+    for _ in range(2):
+        memory.hear(large, 8 * 1024)
+        memory.hear(small, 9)
+    memory.hear(tiny, 1)
+    assert (list(memory._silent), list(memory._heard)) == ([small], [large, tiny])
+    assert (large.num_come, large.num_new, small.num_new) == (16 * 1024, 0, 18)
+    for room in (large, small, tiny):
+        memory.leave(room)
+        memory.hear(room, 2**20)
+    assert (memory._silent, memory._heard, memory.num_bytes) == ({}, {}, 0)
+    assert large.num_come == 16 * 1024
 
 
 def test_who_made_others_wait_for_nothing_too_often_is_told_apart():
@@ -282,8 +401,54 @@ async def test_a_message_that_stands_still_makes_room_for_those_that_wait(
     await eventually(one_is_in)
     goes_on = await second.send(GENERATE, framed(b"\xff" * 200_000))
     status, message = await first.status(stands_still)
-    assert (status, "others wait for its room" in message) == (RESOURCE_EXHAUSTED, True)
+    assert (status, "nothing more of the request message came within 1 s" in message) == (
+        RESOURCE_EXHAUSTED,
+        True,
+    )
+    assert "others wait for its room" in message
+    assert first.trailers[stands_still]["retry-after-ms"] == "1000"
     assert (await second.status(goes_on))[0] == INVALID_ARGUMENT  # it was read
+    for connection in (first, second):
+        await connection.close()
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("more", [0, 1])
+async def test_only_who_sent_nothing_for_its_room_is_sent_away(
+    start_daemon, raw_open, framed, eventually, monkeypatch, more
+):
+    monkeypatch.setattr(incoming_module, "SLOW_AT_ONCE", 1)
+    daemon = await start_daemon(
+        request_memory=800_000, max_message_size=200_000, control_frames_per_second=0.001
+    )
+    memory = daemon.daemon._server._memory
+    first, second = [await raw_open(daemon.address) for _ in range(2)]
+    streams = [await first.send(GENERATE, framed(b"", length=200_000), end_stream=False) for _ in range(3)]
+
+    async def all_are_in():
+        return memory.num_bytes == 600_000
+
+    await eventually(all_are_in)
+    for stream_id in streams:
+        first.h2.send_data(stream_id, b"\xff" * more)
+    await first.flush()
+
+    async def all_have_come():
+        return sum(room.num_come for room in memory._silent) == 3 * more
+
+    await eventually(all_have_come)
+    waiting = [await second.send(GENERATE, framed(b"", length=200_000), end_stream=False) for _ in range(3)]
+    statuses = [(await first.status(stream_id))[0] for stream_id in streams]
+    assert statuses == [RESOURCE_EXHAUSTED] * 3
+    first.h2.ping(b"12345678")
+    await first.flush()
+    if more:
+        await first.wait_for(PingAckReceived)
+    else:
+        goodbye = await first.wait_for(ConnectionTerminated)
+        assert goodbye.additional_data.decode() == Offence.SLOW_REQUESTS.value
+    assert daemon.daemon._server.num_closed == ({} if more else {Offence.SLOW_REQUESTS: 1})
+    assert len(waiting) == 3
     for connection in (first, second):
         await connection.close()
 
@@ -426,13 +591,16 @@ async def test_calls_without_a_message_are_bounded_by_what_they_take(start_daemo
 
 
 @pytest.mark.asyncio
-async def test_a_flood_of_calls_without_room_is_sent_away(start_daemon, raw_open):
+async def test_calls_without_room_are_no_offence(start_daemon, raw_open):
+    """The daemon has none, whatever the client did; each is answered, with a hint when to come again."""
     daemon = await start_daemon(request_memory=2**20, control_frames_burst=50, control_frames_per_second=1.0)
     raw = await raw_open(daemon.address)
-    for _ in range(300):
-        raw.request(CHECK, end_stream=False)
+    streams = [raw.request(CHECK, end_stream=False) for _ in range(300)]
     await raw.flush()
-    assert (await raw.wait_for(ConnectionTerminated)).additional_data.decode() == Offence.REFUSED_CALLS.value
+    refused = (RESOURCE_EXHAUSTED, "no room for the call beside those that have not ended; try again later")
+    assert [await raw.status(stream_id) for stream_id in streams[-60:]] == [refused] * 60
+    assert raw.trailers[streams[-1]]["retry-after-ms"] == "1000"
+    assert daemon.daemon._server.num_closed == {}
     await raw.close()
 
 

@@ -24,6 +24,11 @@ MAX_CLOSED_STREAMS = 8192
 More than may run at once on one connection; what comes for one that was forgotten ends the connection.
 """
 
+TOO_MANY_PINGS = b"too_many_pings"  # gRPC's word for it in a goodbye
+ASKED_TOO_OFTEN = (
+    "the server closed the connection: too_many_pings; a larger keepalive_seconds asks less often"
+)
+
 Received = tuple[list[Frame], list[Event]]
 
 
@@ -141,9 +146,16 @@ class PatientProtocol(H2Protocol):
 
     def _goodbye(self, default: Callable[[GoAwayFrame], Received]) -> Callable[[GoAwayFrame], Received]:
         def receive(frame: GoAwayFrame) -> Received:
-            if frame.error_code != ErrorCodes.NO_ERROR:
+            is_about_pings = frame.additional_data == TOO_MANY_PINGS
+            if frame.error_code != ErrorCodes.NO_ERROR and not is_about_pings:
                 return default(frame)
             self.handler.connection_lost = True  # for the channel's next call, that is
+            if is_about_pings:
+                self._reason = ASKED_TOO_OFTEN
+                asyncio.get_running_loop().call_soon(
+                    self.processor.close, ASKED_TOO_OFTEN
+                )  # h2 is at work now
+                return [], []
             self._end_streams_after(frame.last_stream_id)
             return [], []
 

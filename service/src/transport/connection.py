@@ -92,7 +92,8 @@ class ServerProtocol(H2Protocol):
         h2.initiate_connection()
         more_window = self.config.http2_connection_window_size - h2.inbound_flow_control_window
         h2.increment_flow_control_window(more_window)
-        incoming = Incoming(self._limits, self._memory, Sharer(self._peer))
+        backlog = self._backlog  # not self, which would hold itself
+        incoming = Incoming(self._limits, self._memory, Sharer(self._peer), lambda: backlog.has_piece)
         self.connection = BoundedConnection(h2, self._writer, self.config, self._limits, meter, incoming)
         self.connection.flush()
         self.handler.count_bad_messages(self.connection.refusals.count)

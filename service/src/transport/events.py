@@ -246,7 +246,8 @@ class CallEvents(EventsProcessor):
     def _refuse(self, stream_id: int, fault: HeaderFault) -> None:
         """Answers without a task: such calls may come in floods."""
         self._lines.write("debug", "call refused", {"reason": fault.kind}, error=fault.message)
-        self.connection.refusals.count()
+        if fault.retry_seconds is None:  # else it is the daemon that has no room
+            self.connection.refusals.count()
         if fault.status is None:
             self._reset(stream_id, ErrorCodes.PROTOCOL_ERROR)
             return

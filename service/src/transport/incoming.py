@@ -1,5 +1,7 @@
 """What the calls of one connection take until their requests have come."""
 
+from collections.abc import Callable
+
 from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 
@@ -21,13 +23,21 @@ class Incoming:
 
     Args:
         sharer: the connection.
+        is_behind: whether the daemon has not looked yet at all that the connection sent.
 
     Attributes:
         num_bytes: of messages that wait for room or have it.
     """
 
-    def __init__(self, limits: TransportLimits, memory: RequestMemory, sharer: Sharer) -> None:
+    def __init__(
+        self,
+        limits: TransportLimits,
+        memory: RequestMemory,
+        sharer: Sharer,
+        is_behind: Callable[[], bool] = lambda: False,
+    ) -> None:
         self.sharer = sharer
+        self.is_behind = is_behind
         self._memory = memory
         self._beginnings: dict[int, int] = {}
         self._max_bytes = limits.max_message_bytes * MAX_MESSAGES_UNFINISHED
@@ -70,13 +80,17 @@ class Incoming:
         """The message has come while it waited."""
         self._memory.excuse(room)
 
+    def hear(self, room: Room, num_bytes: int) -> None:
+        """So many bytes of a message came that has room."""
+        self._memory.hear(room, num_bytes)
+
     def leave(self, room: Room) -> None:
         """The message is with whoever serves the call, or never will be."""
         self.num_bytes -= room.num_bytes
         self._memory.leave(room)
 
     def count_slow(self) -> None:
-        """A message did not come, and others waited for its room."""
+        """Nothing of a message came, and others waited for its room."""
         self._slow.charge(self._slow_cost)
 
     @property

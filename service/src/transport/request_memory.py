@@ -1,22 +1,20 @@
 """The memory of requests that are still on their way, of all connections together."""
 
 import asyncio
-import heapq
+from collections import OrderedDict
 from collections.abc import Callable
-from itertools import count
 
 from pykv.service.errors import RequestMemoryError
 from pykv.service.transport.shared_budget import SharedBudget, Sharer
 from pykv.service.transport.waiting_line import WaitingLine
 
-__all__ = ["NO_ROOM", "RequestMemory", "Room"]
+__all__ = ["NO_ROOM", "SLOW_SECONDS", "RequestMemory", "Room"]
 
 LARGE_SHARE, BEGINNINGS_SHARE = 0.75, 0.25
 LEAST_BEGINNINGS_BYTES = 4 * 2**20
 SLOW_SECONDS = 1.0
-SLOW_BYTES_PER_SECOND = 4 * 2**20
+SLOW_PART, MOST_SLOW_BYTES = 32, 16 * 1024
 LOST_A_TURN = 16
-FORGOTTEN_ROOMS = 64
 NO_ROOM = "no room for the request's message; try again later"
 
 
@@ -27,23 +25,36 @@ class Room:
         sharer: whose message it is.
         num_bytes: of the whole message.
         when_lost: is told, once, that the message did not come in time and others need its room.
+        is_behind: whether the daemon has not looked yet at all that its connection sent.
 
     Attributes:
         is_given: whether there is, or was, room.
         is_lost: whether it went to others.
+        num_come: bytes of the message that came since there is room.
+        num_new: the same since its time was last renewed.
+        due: the loop's time until which more must come while others wait.
     """
 
-    def __init__(self, sharer: Sharer, num_bytes: int, when_lost: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        sharer: Sharer,
+        num_bytes: int,
+        when_lost: Callable[[], None],
+        is_behind: Callable[[], bool] = lambda: False,
+    ) -> None:
         self.sharer = sharer
         self.num_bytes = num_bytes
         self.when_lost = when_lost
+        self.is_behind = is_behind
         self.is_given = False
         self.is_lost = False
+        self.num_come = self.num_new = 0
+        self.due = 0.0
 
     @property
-    def seconds(self) -> float:
-        """Within how long from its beginning the message must come while others wait."""
-        return SLOW_SECONDS + self.num_bytes / SLOW_BYTES_PER_SECOND
+    def least_bytes(self) -> int:
+        """So many must come within SLOW_SECONDS while others wait: a byte now and then holds no room."""
+        return min(self.num_bytes // SLOW_PART, MOST_SLOW_BYTES)
 
 
 class RequestMemory:
@@ -51,9 +62,11 @@ class RequestMemory:
 
     Who finds no room waits, as its client does: no window is handed out. Those that wait come by turns
     (`WaitingLine`); nobody overtakes them. From SLOW_SECONDS after somebody had to wait until nobody does, messages
-    that have room and did not keep a pace of SLOW_BYTES_PER_SECOND lose it: as many as are needed, those that are
-    overdue longest first, LOST_A_TURN in one turn of the loop. Large messages leave a quarter to the small ones, and
-    small ones the rest to large ones that wait. Nothing takes longer because there are more rooms or more that wait.
+    that have room lose it where within SLOW_SECONDS less than `Room.least_bytes` came: as many as are needed, those
+    that never went on before the others, of each kind those that are overdue longest first, LOST_A_TURN in one turn of
+    the loop, and none of a connection that the daemon is behind with. How long a message that goes on slowly may take
+    in all is its call's to bound. Large messages leave a quarter to the small ones, and small ones the rest to large
+    ones that wait. Nothing takes longer because there are more rooms or more that wait.
 
     Args:
         max_bytes: in all.
@@ -70,9 +83,8 @@ class RequestMemory:
         self._max_large_bytes = int(max_bytes * LARGE_SHARE)
         self._small_bytes = small_bytes
         self._num_small_bytes = self._num_large_bytes = 0
-        self._rooms: set[Room] = set()
-        self._by_due: list[tuple[float, int, Room]] = []
-        self._places = count()
+        self._silent: OrderedDict[Room, None] = OrderedDict()  # were not renewed yet; by their due
+        self._heard: OrderedDict[Room, None] = OrderedDict()  # all other rooms; by their due
         self._small: WaitingLine[Room] = WaitingLine()
         self._large: WaitingLine[Room] = WaitingLine()
         self._ready: dict[Room, asyncio.Future[None]] = {}
@@ -121,11 +133,25 @@ class RequestMemory:
         if ready is not None and not ready.done():
             ready.set_result(None)
 
+    def hear(self, room: Room, num_bytes: int) -> None:
+        """So many bytes of a message came, at least one; does nothing where it has no room."""
+        rooms = self._rooms_with(room)
+        if room not in rooms:
+            return
+        room.num_come += num_bytes
+        room.num_new += num_bytes
+        if room.num_new >= room.least_bytes:
+            room.num_new = 0
+            room.due = asyncio.get_running_loop().time() + SLOW_SECONDS
+            del rooms[room]
+            self._heard[room] = None
+
     def leave(self, room: Room) -> None:
         """Gives the room to those that wait; does nothing where there is none."""
-        if room not in self._rooms:
+        rooms = self._rooms_with(room)
+        if room not in rooms:
             return
-        self._rooms.discard(room)
+        del rooms[room]
         self._count(room, -room.num_bytes)
         self._serve()
 
@@ -143,38 +169,35 @@ class RequestMemory:
 
     def _give(self, room: Room) -> None:
         room.is_given = True
-        self._rooms.add(room)
+        room.due = asyncio.get_running_loop().time() + SLOW_SECONDS
+        self._silent[room] = None
         self._count(room, room.num_bytes)
-        due = asyncio.get_running_loop().time() + room.seconds
-        heapq.heappush(self._by_due, (due, next(self._places), room))
-        if len(self._by_due) > 2 * len(self._rooms) + FORGOTTEN_ROOMS:
-            self._by_due = [entry for entry in self._by_due if entry[2] in self._rooms]
-            heapq.heapify(self._by_due)
 
     def _look(self) -> None:
         """Takes room from messages that are overdue, as long as somebody waits."""
         loop = asyncio.get_running_loop()
         self._next_look = loop.call_soon(self._look)
         for _ in range(LOST_A_TURN):
-            room = self._first_due()
+            first = [next(iter(rooms)) for rooms in (self._silent, self._heard) if rooms]
+            now = loop.time()
+            room = next((room for room in first if room.due <= now), None)
             if room is None:
-                return
-            due = self._by_due[0][0]
-            if due > loop.time():
                 self._next_look.cancel()
+                due = min((room.due for room in first), default=now + SLOW_SECONDS)
                 self._next_look = loop.call_at(due, self._look)
                 return
+            if room.is_behind():  # what was sent of it may be there
+                room.due = now + SLOW_SECONDS
+                self._rooms_with(room).move_to_end(room)
+                continue
             room.is_lost = True
             room.when_lost()
             self.leave(room)
             if self._next_look is None:  # nobody waits any more
                 return
 
-    def _first_due(self) -> Room | None:
-        """Of the messages that have room, whose time ends first."""
-        while self._by_due and self._by_due[0][2] not in self._rooms:
-            heapq.heappop(self._by_due)
-        return self._by_due[0][2] if self._by_due else None
+    def _rooms_with(self, room: Room) -> OrderedDict[Room, None]:
+        return self._silent if room in self._silent else self._heard
 
     def _count(self, room: Room, num_bytes: int) -> None:
         if self._is_small(room):

@@ -17,7 +17,7 @@ from pykv.service.transport.headers import NO_MESSAGE, SEVERAL_MESSAGES
 from pykv.service.transport.incoming import Incoming
 from pykv.service.transport.limits import TransportLimits
 from pykv.service.transport.message_buffer import MessageBuffer
-from pykv.service.transport.request_memory import NO_ROOM, Room
+from pykv.service.transport.request_memory import NO_ROOM, SLOW_SECONDS, Room
 from pykv.service.transport.writer import TickWriter
 
 if TYPE_CHECKING:
@@ -77,9 +77,8 @@ class BoundedStream(Stream):
         Raises:
             GRPCError: the message is missing, compressed, over the limit, ends too early or is not the only one where
                 it must be, or the connection has too many on their way.
-            ClientTooSlowError: the message, or the end of the request, did not come within `request_seconds`, or too
-                slowly while others waited for its room.
-            RequestMemoryError: there was no room for it.
+            ClientTooSlowError: the message, or the end of the request, did not come within `request_seconds`.
+            RequestMemoryError: there was no room for it, or it came too slowly while others waited for its room.
         """
         self._give_back()
         data = await (self._read_prefix(size) if self._awaits_prefix else self._read_message(size))
@@ -119,16 +118,19 @@ class BoundedStream(Stream):
             if not timeout.expired():
                 timeout.reschedule(at)
 
-        room = Room(self._incoming.sharer, size, lambda: expire(self._loop.time()))
+        incoming = self._incoming
+        room = Room(incoming.sharer, size, lambda: expire(self._loop.time()), incoming.is_behind)
         async with self._in_time(room) as timeout:
             asked_at = self._loop.time()
             await self._take(room)
             try:
                 self._begun_at += self._loop.time() - asked_at  # that it waited is not the client's fault
                 expire(self._begun_at + self._limits.request_seconds)
+                self._tell_of(room)
                 while not self._has_come(size):
                     await self._receive_more(size, 0)
             finally:
+                self._received.when_changed = None
                 self._incoming.leave(room)
 
     def _has_come(self, size: int) -> bool:
@@ -158,6 +160,18 @@ class BoundedStream(Stream):
             await self._incoming.take(room)
         finally:
             self._received.when_changed = None
+
+    def _tell_of(self, room: Room) -> None:
+        """Tells, frame by frame, how much of the message comes from now on."""
+        num_told = len(self._received)
+
+        def tell() -> None:
+            nonlocal num_told
+            if len(self._received) > num_told:
+                self._incoming.hear(room, len(self._received) - num_told)
+                num_told = len(self._received)
+
+        self._received.when_changed = tell
 
     async def _receive_more(self, num_bytes: int, least_window: int) -> None:
         """Waits until something more of the next `num_bytes` comes, or the end."""
@@ -196,11 +210,11 @@ class BoundedStream(Stream):
     def _lateness(self, room: Room | None) -> Exception:
         seconds = f"{self._limits.request_seconds:g} s"
         if room is not None and room.is_lost:
-            self._incoming.count_slow()
-            problem = (
-                f"the request message did not come within {room.seconds:g} s, and others wait for its room"
-            )
-            return ClientTooSlowError(problem)
+            if not room.num_come:
+                self._incoming.count_slow()
+            little = "too little more" if room.num_come else "nothing more"
+            problem = f"{little} of the request message came within {SLOW_SECONDS:g} s"
+            return RequestMemoryError(f"{problem}, and others wait for its room; try again later")
         if room is not None and not room.is_given:
             return RequestMemoryError(f"{NO_ROOM}, after {seconds}")
         has_message = room is not None and len(self._received) >= room.num_bytes
