@@ -10,17 +10,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
+from junk import Opaque
 
 from pykv import attention
 from pykv.attention import LayerCache, copy_blocks, dequantize, paged_attention, transfer_blocks, write_kv
-
-
-class Opaque:
-    """An object that nothing takes, not even `repr`."""
-
-    def __repr__(self) -> str:
-        raise RuntimeError("nobody sees me")
-
 
 JUNK: dict[str, Any] = {
     "none": None,
