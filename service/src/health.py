@@ -43,7 +43,7 @@ class HealthService(HealthBase):
 
     def __init__(self, statuses: Mapping[str, ServiceStatus]) -> None:
         self._statuses = statuses
-        self._watchers = SharedBudget(MAX_WATCHERS, MAX_WATCHERS_A_CONNECTION)
+        self._watchers = SharedBudget(MAX_WATCHERS, MAX_WATCHERS_A_CONNECTION, of_its_own=1)
 
     async def Check(self, stream: HealthStream) -> None:  # noqa: N802
         """Says how a service is now.

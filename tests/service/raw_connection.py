@@ -58,9 +58,9 @@ class RawConnection:
             self.h2.send_data(stream_id, data, end_stream=end_stream)
         return stream_id
 
-    async def send(self, path, data, *, end_stream=True):
+    async def send(self, path, data, *, end_stream=True, more_headers=()):
         """Begins a call and sends all of `data`, however long."""
-        stream_id = self.request(path, end_stream=False)
+        stream_id = self.request(path, end_stream=False, more_headers=more_headers)
         while data:
             size = min(
                 self.h2.local_flow_control_window(stream_id), self.h2.max_outbound_frame_size, len(data)

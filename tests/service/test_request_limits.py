@@ -207,19 +207,19 @@ async def test_watchers_of_health_are_bounded_and_leave_room(
         stream_id = await connection.send(WATCH, watching)
         return stream_id, (await connection.begun(stream_id))[0]
 
-    connections = [await raw_open(daemon.address) for _ in range(4)]
-    first = connections[0]
+    connections = [await raw_open(daemon.address) for _ in range(7)]
+    first, last = connections[0], connections[-1]
     begun, _ = await watch(first)
     assert [(await watch(first))[1] for _ in range(2)] == [0, RESOURCE_EXHAUSTED]
-    assert [(await watch(connections[1]))[1] for _ in range(2)] == [0, 0]
-    # What is left to others is more than what their peer has.
-    assert [(await watch(connections[2]))[1] for _ in range(2)] == [0, RESOURCE_EXHAUSTED]
-    assert (await watch(connections[3]))[1] == RESOURCE_EXHAUSTED
+    for connection in connections[1:5]:
+        assert [(await watch(connection))[1] for _ in range(2)] == [0, 0]
+    for connection in connections[5:]:  # no more is left to their peer than it has; but one is each one's own
+        assert [(await watch(connection))[1] for _ in range(2)] == [0, RESOURCE_EXHAUSTED]
     first.h2.reset_stream(begun)
     await first.flush()
 
     async def has_room():
-        return (await watch(connections[3]))[1] == 0
+        return (await watch(last))[1] == 0
 
     await eventually(has_room)
     for connection in connections:

@@ -1,16 +1,20 @@
 """What requests that are still on their way take: bounded in all, and shared among those who send them."""
 
 import asyncio
+from itertools import pairwise
 
 import pytest
 from h2.events import PingAckReceived
 
 from pykv.service.errors import RequestMemoryError
-from pykv.service.transport import TransportLimits, request_memory
+from pykv.service.transport import TransportLimits
+from pykv.service.transport.fair_line import FairLine
 from pykv.service.transport.incoming import SLOW_AT_ONCE, Incoming
-from pykv.service.transport.request_memory import LOST_A_TURN, RequestMemory, Room
+from pykv.service.transport.request_memory import RequestMemory
+from pykv.service.transport.room import Room
+from pykv.service.transport.room_pool import RoomPool
+from pykv.service.transport.room_queue import LOST_A_TURN, RoomQueue
 from pykv.service.transport.shared_budget import SharedBudget, Sharer
-from pykv.service.transport.waiting_line import WaitingLine
 
 GENERATE = "/pykv.v1.Engine/Generate"
 CHECK = "/grpc.health.v1.Health/Check"
@@ -21,16 +25,33 @@ INVALID_ARGUMENT, RESOURCE_EXHAUSTED = 3, 8
 class Message:
     """One that takes room, and remembers whether it lost it."""
 
-    def __init__(self, memory, num_bytes, sharer=None):
+    def __init__(self, memory, num_bytes, sharer=None, group=None):
         self.memory, self.num_lost = memory, 0
         self.is_behind = False
-        self.room = Room(sharer or Sharer("a"), num_bytes, self.lose, lambda: self.is_behind)
+        self.room = Room(sharer or Sharer("a"), num_bytes, self.lose, lambda: self.is_behind, group)
 
     def lose(self):
         self.num_lost += 1
 
     def begin(self):
         return asyncio.create_task(self.memory.take(self.room))
+
+
+def queue_of(max_bytes, max_waiting=1000):
+    return RoomQueue(RoomPool(max_bytes, max_waiting))
+
+
+async def given(memory, *messages):
+    """The same messages, which have room."""
+    for message in messages:
+        await memory.take(message.room)
+    return messages
+
+
+async def end(*tasks):
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def turns(number=2):
@@ -63,78 +84,138 @@ def test_a_budget_remembers_nobody_it_refused():
     assert (dict(budget._of_peer), dict(budget._of_sharer)) == ({}, {})
 
 
-def test_peers_and_their_connections_have_turns_and_each_in_its_order():
-    line, memory = WaitingLine(), None
-    one, other, lone = Sharer("many"), Sharer("many"), Sharer("lone")
-    order = [(one, 3), (other, 1), (lone, 2)]
-    rooms = {
-        place: Message(memory, place, sharer).room
-        for place, sharer in enumerate(sharer for sharer, number in order for _ in range(number))
-    }
-    for room in rooms.values():
-        line.add(room)
-    line.discard(rooms[1])
-    line.discard(rooms[1])
-    assert len(line) == 5
-    assert [line.take_first().num_bytes for _ in range(5)] == [0, 4, 3, 5, 2]
-    assert (len(line), len(line._peers)) == (0, 0)
+def test_what_is_a_connections_own_is_not_counted_and_nobody_else_takes_it():
+    budget = SharedBudget(9, most_of_one=9, of_its_own=2)
+    flood = [Sharer("a") for _ in range(9)]
+    taken = [next(number for number in range(99) if not budget.take(sharer, 1)) for sharer in flood]
+    assert taken == [5, 3, 3, 2, 2, 2, 2, 2, 2]  # two of each, and of the rest a third, and so on
+    assert budget.num_taken == 5
+    for sharer, number in zip(flood, taken, strict=True):
+        for _ in range(number):
+            budget.give_back(sharer, 1)
+    assert (budget.num_taken, dict(budget._of_peer), dict(budget._of_sharer)) == (0, {}, {})
 
 
 @pytest.mark.asyncio
-async def test_who_waits_is_not_overtaken_by_smaller_ones_of_others():
-    memory = RequestMemory(400, 10)
-    holds = [Message(memory, 150) for _ in range(2)]
-    for message in holds:
-        await memory.take(message.room)
-    flood, polite = (
-        [Message(memory, 100, Sharer("flood")) for _ in range(20)],
-        Message(memory, 290, Sharer("b")),
+async def test_a_connection_has_a_third_and_a_group_half_so_that_others_find_room_at_once():
+    memory = queue_of(900)
+    first, second, tenant = Sharer("a"), Sharer("a"), Sharer("a")
+    flood = [Message(memory, 100, sharer) for sharer in (first,) * 5 + (second,) * 3]
+    tasks = [message.begin() for message in flood]
+    await turns()
+    assert [message.room.is_given for message in flood] == [True] * 3 + [False] * 2 + [True] + [False] * 2
+    others = [Message(memory, 100, Sharer("b")), Message(memory, 100, tenant, "tenant x")]
+    await asyncio.wait_for(given(memory, *others), 1)
+    await end(*tasks)
+
+
+def in_order(pool, *messages):
+    """The sharers of messages of so many bytes, in the order in which they have room, one after another."""
+    rooms = [Room(sharer, num_bytes, lambda: None) for sharer, num_bytes in messages]
+    for room in rooms:
+        pool.wait(room)
+    order = []
+    while pool.num_waiting:
+        order.append(pool.first())
+        pool.give(order[-1], 0.0)
+        yield order[-1].sharer
+    for room in rooms:
+        pool.leave(room)
+    ranks = pool._ranks
+    assert (pool.num_bytes, pool._groups, len(ranks.holding), len(ranks.crowding)) == (0, {}, 0, 0)
+    assert (ranks.line._begins, ranks.line._tags) == ({}, {})
+
+
+def test_who_has_least_is_next_and_of_those_that_have_as_little_by_turns():
+    many, other, lone, large = Sharer("many"), Sharer("many"), Sharer("lone"), Sharer("large")
+    messages = [(large, 900), (many, 10), (many, 10), (other, 10), (lone, 10), (lone, 10)]
+    assert list(in_order(RoomPool(10_000, 99), *messages)) == [many, lone, large, other, lone, many]
+
+
+def test_turns_give_each_as_many_bytes():
+    line = FairLine()
+    order, wants = [], {"much": 1000, "little": 100, "some": 250}
+    for name, num_bytes in wants.items():
+        line.put(name, 0, num_bytes)
+    while len(order) < 60:
+        order.append(line.first())
+        line.serve(order[-1])
+        line.put(order[-1], 0, wants[order[-1]])
+    got = {name: order.count(name) * num_bytes for name, num_bytes in wants.items()}
+    assert (got, order[:5]) == (
+        {"much": 4000, "little": 4000, "some": 4000},
+        ["little"] * 2 + ["some"] + ["little"] * 2,
     )
-    tasks = [message.begin() for message in (*flood[:10], polite, *flood[10:])]
+    line.put("new", 0, 90)
+    assert line.first() == "new"  # it has no claim for the time before, and owes nothing
+    line.discard("new")
+    line.put("little", 5, 10)
+    assert line.first() != "little"  # who has nothing comes first
+    for name in wants:
+        line.forget(name)
+    assert (len(line), line._begins, line._tags) == (0, {"new": line._clock}, {})
+
+
+def test_a_line_keeps_little_of_those_that_changed_their_minds():
+    line = FairLine()
+    for place in range(10_000):
+        line.put(place % 7, place, place)
+    assert len(line) == 7
+    assert len(line._heap) < 40
+
+
+@pytest.mark.asyncio
+async def test_who_waits_is_not_overtaken_by_those_that_have_more():
+    memory = queue_of(1000)
+    (holds,) = await given(memory, Message(memory, 980, Sharer("full")))
+    flood = Sharer("flood")
+    await given(memory, Message(memory, 10, flood))
+    polite = Message(memory, 90, Sharer("b"))
+    floods = [Message(memory, 10, flood) for _ in range(20)]
+    tasks = [message.begin() for message in (*floods[:10], polite, *floods[10:])]
     await turns()
     assert memory.num_waiting == 21
-    memory.leave(holds[0].room)
-    memory.leave(holds[1].room)  # one of the flood had its turn, and it is the turn of the other
-    memory.leave(flood[0].room)
-    await turns()
+    memory.leave(holds.room)
     assert polite.room.is_given
-    assert sum(message.room.is_given for message in flood) == 1
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
-    memory.leave(polite.room)
-    assert (memory.num_bytes, memory.num_waiting, memory.beginnings.num_taken) == (0, 0, 0)
-    assert memory._next_look is None
+    await turns()
+    assert memory.num_waiting == 0
+    await end(*tasks)
 
 
 @pytest.mark.asyncio
 async def test_small_and_large_messages_starve_neither():
     memory = RequestMemory(400, 50)
-    small = [Message(memory, 50) for _ in range(8)]
-    for message in small:
-        await memory.take(message.room)  # all of it, since no large one waits
-    large, more = Message(memory, 300), Message(memory, 50)
-    tasks = [large.begin(), more.begin()]
+    await given(memory, Message(memory, 300), Message(memory, 50, Sharer("b")))
+    large, small = Message(memory, 51, Sharer("c")), Message(memory, 50, Sharer("c"))
+    tasks = [large.begin(), small.begin()]
     await turns()
-    for message in small[:6]:
-        memory.leave(message.room)
-    await turns()
-    assert (large.room.is_given, more.room.is_given) == (True, False)  # two small ones have their quarter
-    memory.leave(small[6].room)
-    await asyncio.gather(*tasks)
+    assert (large.room.is_given, small.room.is_given) == (False, True)
+    await end(*tasks)
+
+
+@pytest.mark.asyncio
+async def test_alone_any_message_has_room_and_small_ones_overtake_it_for_a_while_only():
+    memory = queue_of(400)
+    (holds,) = await given(memory, Message(memory, 10, Sharer("b")))
     huge = Message(memory, 500)
-    task = huge.begin()
+    tasks = [huge.begin()]
     await turns()
-    assert not huge.room.is_given
-    memory.leave(large.room)
-    await task  # alone among the large, any has room
+    num_overtook = 0
+    while not huge.room.is_given:
+        assert num_overtook < 12
+        small = Message(memory, 100, Sharer(f"of {num_overtook}"))
+        tasks.append(small.begin())
+        await turns()
+        memory.leave(holds.room)
+        holds, num_overtook = small, num_overtook + small.room.is_given
+    assert num_overtook == 8  # both wait, so each could have had half of that
+    await end(*tasks)
 
 
 @pytest.mark.asyncio
 async def test_room_that_a_cancelled_call_waited_for_goes_to_the_next():
-    memory = RequestMemory(400, 50)
-    holds = Message(memory, 300)
-    await memory.take(holds.room)
+    memory = queue_of(300)
+    (holds,) = await given(memory, Message(memory, 300))
     cancelled, waits = Message(memory, 250), Message(memory, 260)
     tasks = [message.begin() for message in (cancelled, waits)]
     await turns()
@@ -143,155 +224,234 @@ async def test_room_that_a_cancelled_call_waited_for_goes_to_the_next():
     await tasks[1]
     await asyncio.gather(tasks[0], return_exceptions=True)
     assert tasks[0].cancelled()
-    assert (memory.num_bytes, memory.num_waiting, memory.beginnings.num_taken) == (260, 0, 0)
+    assert (memory.num_bytes, memory.num_waiting, memory._ready) == (260, 0, {})
 
 
 @pytest.mark.asyncio
-async def test_what_waits_is_bounded_for_each_connection():
-    memory = RequestMemory(400, 2**20)
-    await memory.take(Message(memory, 400).room)
-    flood = Sharer("flood")
-    tasks = [Message(memory, 100, flood).begin() for _ in range(5)]
+async def test_a_call_that_is_cancelled_as_it_gets_its_room_gives_it_to_the_next():
+    memory = queue_of(300)
+    (holds,) = await given(memory, Message(memory, 300))
+    cancelled, waits = Message(memory, 250), Message(memory, 260)
+    tasks = [message.begin() for message in (cancelled, waits)]
     await turns()
-    refused = [task for task in tasks if task.done()]
-    for task in refused:
+    memory.leave(holds.room)
+    assert cancelled.room.is_given
+    tasks[0].cancel()
+    await tasks[1]
+    assert (memory.num_bytes, memory.num_waiting) == (260, 0)
+
+
+@pytest.mark.asyncio
+async def test_what_has_come_needs_no_room_and_lets_the_next_have_its_turn():
+    memory = queue_of(300)
+    await given(memory, Message(memory, 200, Sharer("full")))
+    large, small = Message(memory, 250), Message(memory, 20)
+    tasks = [message.begin() for message in (large, small)]
+    await turns()
+    memory.excuse(large.room)
+    memory.excuse(large.room)
+    await asyncio.gather(*tasks)
+    assert (large.room.is_given, small.room.is_given) == (False, True)
+
+
+@pytest.mark.asyncio
+async def test_of_too_many_that_wait_the_last_one_of_whoever_has_most_is_refused():
+    memory = queue_of(400, max_waiting=8)
+    await given(memory, Message(memory, 400, Sharer("full")))
+    flood, other = Sharer("flood"), Sharer("flood")
+    floods = [Message(memory, 100, flood).begin() for _ in range(10)]
+    await turns(3)
+    assert [task.done() for task in floods] == [False] * 8 + [True] * 2
+    same_group = [Message(memory, 100, other).begin() for _ in range(4)]
+    await turns(3)
+    assert [task.done() for task in floods] == [False] * 5 + [True] * 5
+    assert [task.done() for task in same_group] == [
+        False,
+        False,
+        False,
+        True,
+    ]  # as many, to the order of magnitude
+    others = [Message(memory, 100, Sharer("b")).begin() for _ in range(3)]
+    await turns(3)
+    assert not any(task.done() for task in others)
+    for task in floods[5:]:
         with pytest.raises(RequestMemoryError, match="no room for the request's message"):
             await task
-    assert (len(refused), memory.num_waiting) == (3, 2)  # of 4 MiB
-    polite = Message(memory, 100, Sharer("polite")).begin()
-    await turns()
-    assert memory.num_waiting == 3
-    for task in (*tasks, polite):
-        task.cancel()
-    await asyncio.gather(*tasks, polite, return_exceptions=True)
-
-
-@pytest.mark.asyncio
-async def test_rooms_are_lost_a_few_in_a_turn_and_no_more_than_are_needed(monkeypatch):
-    monkeypatch.setattr(request_memory, "SLOW_SECONDS", 0.0)
-    memory = RequestMemory(4000, 1)
-    rooms = [Message(memory, 10) for _ in range(300)]
-    for message in rooms:
-        await memory.take(message.room)
-    waits = [Message(memory, 500), Message(memory, 10)]
-    tasks = [message.begin() for message in waits]
-    lost, seen = 0, []
-    while not all(task.done() for task in tasks):
-        await asyncio.sleep(0)
-        before, lost = lost, sum(message.num_lost for message in rooms)
-        seen.append(lost - before)
-    assert max(seen) == LOST_A_TURN
-    assert (lost, memory.num_bytes) == (51, 3000)
-    assert all(message.num_lost for message in rooms[:51])  # the oldest
-    assert not any(message.num_lost for message in waits)
-
-
-@pytest.mark.asyncio
-async def test_room_that_is_given_while_others_wait_is_lost_too(monkeypatch):
-    monkeypatch.setattr(request_memory, "SLOW_SECONDS", 0.01)
-    memory = RequestMemory(400, 10)
-    holds, waits = Message(memory, 200), Message(memory, 300)
-    await memory.take(holds.room)
-    task = waits.begin()
-    await turns()
-    given = Message(memory, 10)
-    await memory.take(given.room)
-    later = Message(memory, 300)
-    last = later.begin()
-    await task
-    await last
-    assert (holds.num_lost, given.num_lost, waits.num_lost) == (1, 1, 1)
-
-
-@pytest.mark.asyncio
-async def test_rooms_that_were_left_are_not_remembered():
-    memory = RequestMemory(400, 10)
-    for _ in range(1000):
-        room = Message(memory, 5).room
-        await memory.take(room)
-        memory.leave(room)
-    assert not memory._silent
+    assert memory.num_waiting == 8
+    await end(*floods, *same_group, *others)
+    assert memory._next_look is None
 
 
 @pytest.fixture
-def looked_after():
-    """Asks a memory in whose line somebody waits to look for what is overdue, as if so many seconds had gone by."""
+def pressed(monkeypatch):
+    """Asks a memory in whose line somebody waits to look for rooms to take, as if so many seconds had gone by."""
 
-    def look(memory, seconds):
-        for room in (*memory._silent, *memory._heard):
+    def press(memory, seconds):
+        pool = memory._pool
+        for room in (*pool._silent, *pool._heard):
             room.due -= seconds
+            room.since -= seconds
         memory._next_look.cancel()
         memory._look()
 
-    return look
+    return press
+
+
+@pytest.mark.asyncio
+async def test_rooms_are_lost_a_few_in_a_turn_and_no_more_than_are_needed(pressed):
+    memory = queue_of(4000)
+    rooms = await given(memory, *(Message(memory, 10, Sharer(str(place))) for place in range(390)))
+    waits = [Message(memory, 500, Sharer("b")), Message(memory, 10, Sharer("c"))]
+    tasks = [message.begin() for message in waits]
+    await turns()
+    lost = [sum(message.num_lost for message in rooms)]
+    pressed(memory, 2.0)
+    while not all(task.done() for task in tasks):
+        lost.append(sum(message.num_lost for message in rooms))
+        await asyncio.sleep(0)
+    steps = [after - before for before, after in pairwise(lost)]
+    assert (lost[0], max(steps)) == (0, LOST_A_TURN)
+    needed = 41  # 390 * 10 + 510 - 4000
+    assert sum(message.num_lost for message in rooms[:needed]) == needed  # the oldest
+    assert not any(message.num_lost for message in (*rooms[needed:], *waits))
+    assert memory._next_look is None
+
+
+@pytest.mark.asyncio
+async def test_a_new_line_gives_those_that_have_room_their_time_again():
+    memory = queue_of(300)
+    (holds,) = await given(memory, Message(memory, 300))
+    task = Message(memory, 200).begin()
+    await turns()
+    look = memory._next_look
+    assert look is not None
+    memory.leave(holds.room)
+    await task
+    assert (memory._next_look, look.cancelled()) == (None, True)
 
 
 @pytest.mark.asyncio
 async def test_rooms_of_which_nothing_came_are_lost_before_those_that_stand_still_and_none_that_goes_on(
-    looked_after,
+    pressed,
 ):
-    memory = RequestMemory(4000, 1)
-    goes_on, stands_still, drips, _ = messages = [Message(memory, 640) for _ in range(4)]
-    for message in messages:
-        await memory.take(message.room)
+    memory = queue_of(2560)
+    sharers = [Sharer(name) for name in "abcd"]
+    messages = await given(memory, *(Message(memory, 640, sharer) for sharer in sharers))
+    goes_on, stands_still, drips, _ = messages
     memory.hear(stands_still.room, 20)
-    waits = [Message(memory, 1000 + 640 * place) for place in range(3)]
-    tasks = [message.begin() for message in waits]
+    tasks = [Message(memory, 640, Sharer(name)).begin() for name in "efgh"]
     await turns()
-    assert memory.num_waiting == 3
-    looked_after(memory, 0.75)
+    pressed(memory, 0.75)
     for _ in range(19):
         memory.hear(drips.room, 1)  # less than a part in 32
     memory.hear(goes_on.room, 20)
     assert [message.num_lost for message in messages] == [0, 0, 0, 0]
-    looked_after(memory, 0.5)
+    pressed(memory, 0.5)
     await turns()
     assert [message.num_lost for message in messages] == [0, 1, 1, 1]
     assert [message.room.num_come for message in messages] == [20, 20, 19, 0]
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+    await end(*tasks)
 
 
 @pytest.mark.asyncio
-async def test_no_more_rooms_are_lost_than_are_needed_and_the_silent_first(looked_after):
-    memory = RequestMemory(2560, 1)  # three quarters for large ones
-    first, second, _ = messages = [Message(memory, 640) for _ in range(3)]
-    for message in messages:
-        await memory.take(message.room)
-    memory.hear(second.room, 640)
-    memory.hear(first.room, 640)
-    task = Message(memory, 640).begin()
+async def test_the_silent_are_lost_before_those_of_which_something_came(pressed):
+    memory = queue_of(2560)
+    sharers = [Sharer(name) for name in "abcd"]
+    messages = await given(memory, *(Message(memory, 640, sharer) for sharer in sharers))
+    for message in messages[:3]:
+        memory.hear(message.room, 640)
+    task = Message(memory, 640, Sharer("e")).begin()
     await turns()
-    looked_after(memory, 2.0)
+    pressed(memory, 2.0)
     await task
-    assert [message.num_lost for message in messages] == [0, 0, 1]
-    task = Message(memory, 640).begin()
-    await turns()
-    memory.hear(next(iter(memory._silent)), 640)  # the one that came after
-    looked_after(memory, 2.0)
-    await task
-    assert [message.num_lost for message in messages] == [0, 1, 1]
+    assert [message.num_lost for message in messages] == [0, 0, 0, 1]
 
 
 @pytest.mark.asyncio
-async def test_no_room_is_lost_because_the_daemon_is_behind(looked_after):
-    memory = RequestMemory(2560, 1)
-    messages = [Message(memory, 640) for _ in range(3)]
-    for message in messages:
-        await memory.take(message.room)
+async def test_no_room_is_lost_for_its_slowness_while_the_daemon_is_behind(pressed):
+    memory = queue_of(1920)
+    messages = await given(memory, *(Message(memory, 640, Sharer(name)) for name in "abc"))
     memory.hear(messages[2].room, 640)
     messages[0].is_behind = messages[2].is_behind = True
-    tasks = [Message(memory, 640).begin() for _ in range(2)]
+    tasks = [Message(memory, 640, Sharer(name)).begin() for name in "de"]
     await turns()
-    looked_after(memory, 2.0)
+    pressed(memory, 2.0)
+    pressed(memory, 0.0)
     assert [message.num_lost for message in messages] == [0, 1, 0]
     messages[0].is_behind = False
-    looked_after(memory, 0.5)  # since it was found behind
+    pressed(memory, 0.5)  # since it was found behind
     assert [message.num_lost for message in messages] == [0, 1, 0]
-    looked_after(memory, 1.0)
+    pressed(memory, 1.0)
     await asyncio.gather(*tasks)
     assert [message.num_lost for message in messages] == [1, 1, 0]
+
+
+@pytest.mark.parametrize("num_come", [100, 160], ids=["slow", "swift"])
+def test_what_one_has_beyond_the_others_makes_way_for_them_unless_it_is_swift(num_come):
+    pool, sharers = RoomPool(2048, 99), {}
+
+    def room(name, num_bytes, *, now=None):
+        made = Room(sharers.setdefault(name, Sharer(name)), num_bytes, lambda: None)
+        pool.wait(made)
+        if now is not None:
+            assert pool.fits(made)
+            pool.give(made, now)
+        return made
+
+    greedy = room("greedy", 300, now=0.0), room("greedy", 300, now=0.0)
+    for place in range(11):
+        room(str(place), 127, now=0.0)
+    newcomer, as_much = room("newcomer", 100), room("as much", 520)
+    assert not pool.fits(newcomer)
+    for each, now in ((greedy[1], 2.0), (greedy[0], 2.5)):
+        each.num_come = num_come
+        pool.renew(each, now)
+    assert pool.in_the_way(newcomer, 1.0) is None  # in the first second it may begin
+    expected = greedy[1] if num_come == 100 else None  # of 150 after two more
+    assert pool.in_the_way(newcomer, 3.0) is expected
+    assert pool.in_the_way(as_much, 9.0) is None
+
+
+@pytest.mark.asyncio
+async def test_who_has_more_takes_no_room_of_who_has_less_however_slow_that_is(pressed):
+    """As when one fills all that it may have, and waits for more, beside another whose line is slow."""
+    memory = queue_of(1000)
+    greedy, line = Sharer("greedy"), Sharer("line")
+    rooms = await given(memory, *(Message(memory, 100, greedy) for _ in range(3)))
+    slow = await given(memory, *(Message(memory, 60, line) for _ in range(2)))
+    task = Message(memory, 100, greedy).begin()
+    await turns()
+    pressed(memory, 4.9)
+    assert not any(message.num_lost for message in (*rooms, *slow))
+    pressed(memory, 0.2)  # a connection's own messages have longer
+    await task
+    assert [message.num_lost for message in (*rooms, *slow)] == [1, 0, 0, 0, 0]
+
+
+@pytest.mark.asyncio
+async def test_within_a_group_connections_make_way_for_each_other_too(pressed):
+    memory = queue_of(1000)
+    greedy = await given(memory, *(Message(memory, 150, Sharer("a")) for _ in range(2)))
+    greedy += await given(memory, Message(memory, 100, greedy[0].room.sharer))
+    await given(memory, Message(memory, 90, Sharer("a")))
+    waits = Message(memory, 60, Sharer("a"))
+    task = waits.begin()
+    await turns()
+    assert not task.done()
+    pressed(memory, 0.0)
+    await task
+    assert [message.num_lost for message in greedy] == [1, 0, 0]
+
+
+@pytest.mark.asyncio
+async def test_rooms_that_were_left_are_not_remembered():
+    memory = queue_of(400)
+    for _ in range(1000):
+        room = Message(memory, 5).room
+        await memory.take(room)
+        memory.leave(room)
+    pool = memory._pool
+    assert (pool._silent, pool._heard, pool._groups, pool._ranks.holding._things) == ({}, {}, {}, {})
 
 
 @pytest.mark.asyncio
@@ -313,7 +473,7 @@ async def test_the_daemon_is_behind_while_it_has_not_looked_at_all_that_was_sent
 
 @pytest.mark.asyncio
 async def test_what_came_by_and_by_is_heard_once_it_is_enough_and_nothing_after_its_room_was_left():
-    memory = RequestMemory(2**30, 1)
+    memory = queue_of(2**30)
     large, small, tiny = (Message(memory, num_bytes).room for num_bytes in (2**24, 640, 5))
     for room in (large, small, tiny):
         await memory.take(room)
@@ -322,12 +482,13 @@ async def test_what_came_by_and_by_is_heard_once_it_is_enough_and_nothing_after_
         memory.hear(large, 8 * 1024)
         memory.hear(small, 9)
     memory.hear(tiny, 1)
-    assert (list(memory._silent), list(memory._heard)) == ([small], [large, tiny])
+    pool = memory._pool
+    assert (list(pool._silent), list(pool._heard)) == ([small], [large, tiny])
     assert (large.num_come, large.num_new, small.num_new) == (16 * 1024, 0, 18)
     for room in (large, small, tiny):
         memory.leave(room)
         memory.hear(room, 2**20)
-    assert (memory._silent, memory._heard, memory.num_bytes) == ({}, {}, 0)
+    assert (pool._silent, pool._heard, memory.num_bytes) == ({}, {}, 0)
     assert large.num_come == 16 * 1024
 
 

@@ -1,6 +1,7 @@
 """Requests on their way to a daemon: who has room, who waits for it, and who loses it."""
 
 import asyncio
+import hashlib
 
 import pytest
 from grpclib.health.v1.health_pb2 import HealthCheckRequest
@@ -10,8 +11,8 @@ from h2.events import ConnectionTerminated, PingAckReceived
 from pykv.service.protocol import engine_pb2 as pb
 from pykv.service.transport import Offence
 from pykv.service.transport import incoming as incoming_module
-from pykv.service.transport.incoming import CALL_BYTES
-from pykv.service.transport.request_memory import Room
+from pykv.service.transport.request_memory import CALL_BYTES, OWN_BYTES
+from pykv.service.transport.room import Room
 from pykv.service.transport.shared_budget import Sharer
 
 GENERATE = "/pykv.v1.Engine/Generate"
@@ -94,7 +95,7 @@ async def test_only_who_sent_nothing_for_its_room_is_sent_away(
 ):
     monkeypatch.setattr(incoming_module, "SLOW_AT_ONCE", 1)
     daemon = await start_daemon(
-        request_memory=800_000, max_message_size=200_000, control_frames_per_second=0.001
+        request_memory=2_400_000, max_message_size=200_000, control_frames_per_second=0.001
     )
     memory = daemon.daemon._server._memory
     first, second = [await raw_open(daemon.address) for _ in range(2)]
@@ -109,12 +110,12 @@ async def test_only_who_sent_nothing_for_its_room_is_sent_away(
     await first.flush()
 
     async def all_have_come():
-        return sum(room.num_come for room in memory._silent) == 3 * more
+        return sum(room.num_come for room in memory._large._pool._silent) == 3 * more
 
     await eventually(all_have_come)
     waiting = [await second.send(GENERATE, framed(b"", length=200_000), end_stream=False) for _ in range(3)]
-    statuses = [(await first.status(stream_id))[0] for stream_id in streams]
-    assert statuses == [RESOURCE_EXHAUSTED] * 3
+    statuses = [(await first.status(stream_id))[0] for stream_id in streams[:2]]
+    assert statuses == [RESOURCE_EXHAUSTED] * 2
     first.h2.ping(b"12345678")
     await first.flush()
     if more:
@@ -156,7 +157,7 @@ async def test_those_that_wait_leave_the_connections_window_to_others(
 
 @pytest.mark.asyncio
 async def test_a_message_has_its_room_until_its_request_has_ended(start_daemon, raw_open, framed, eventually):
-    daemon = await start_daemon(request_memory=400_000, max_message_size=200_000)
+    daemon = await start_daemon(request_memory=402_000, max_message_size=200_000)
     memory = daemon.daemon._server._memory
     whole = framed(pb.GenerateRequest(text="x" * 100_000, sampling=pb.SamplingParams(max_tokens=1)))
     connections = [await raw_open(daemon.address) for _ in range(4)]
@@ -254,7 +255,7 @@ async def test_calls_without_a_message_are_bounded_by_what_they_take(start_daemo
     assert server._memory.beginnings.num_taken < 4 * 2**20 / 3 + each
     begun = [len(connection.processor.streams) for connection in server._connections]
     assert sorted(begun) == [0, 0, max(begun)]
-    assert 0.9 < max(begun) / (4 * 2**20 / 3 / each) < 1.1
+    assert 0.9 < max(begun) / ((4 * 2**20 / 3 + OWN_BYTES) / each) < 1.1
     streams = [second.request(CHECK, end_stream=False) for _ in range(300)]
     await second.flush()
     assert await second.status(streams[-1]) == refused
@@ -262,6 +263,57 @@ async def test_calls_without_a_message_are_bounded_by_what_they_take(start_daemo
     probe = await polite.send(CHECK, framed(HealthCheckRequest()))
     assert (await polite.status(probe))[0] == 0
     for connection in (first, second, polite):
+        await connection.close()
+
+
+@pytest.mark.asyncio
+async def test_a_probe_of_the_same_address_is_served_whatever_others_hold(start_daemon, raw_open, framed):
+    """As when all callers come by way of one balancer, and none needs a credential for health."""
+    daemon = await start_daemon(request_memory=2**20)
+    flood = [await raw_open(daemon.address) for _ in range(12)]
+    refused = []
+    for connection in flood:
+        streams = [connection.request(CHECK, end_stream=False) for _ in range(300)]
+        await connection.flush()
+        refused.append(await connection.status(streams[-1]))
+    assert {status for status, _ in refused} == {RESOURCE_EXHAUSTED}
+    polite = await raw_open(daemon.address)
+    probe = await polite.send(CHECK, framed(HealthCheckRequest()))
+    assert await polite.status(probe) == (0, "")
+    for connection in (*flood, polite):
+        await connection.close()
+
+
+@pytest.mark.asyncio
+async def test_tenants_share_whatever_address_they_come_from(
+    start_daemon, raw_open, framed, eventually, tmp_path
+):
+    tenants = tmp_path / "tenants.toml"
+    digests = {name: hashlib.sha256(name.encode()).hexdigest() for name in ("flood", "polite")}
+    tenants.write_text(
+        "".join(f'[tenants.{name}]\ntoken_sha256 = ["{of}"]\n' for name, of in digests.items())
+    )
+    daemon = await start_daemon(tenants=str(tenants), request_memory=1_600_000)
+    memory = daemon.daemon._server._memory
+    flood = [await raw_open(daemon.address) for _ in range(12)]
+    polite = await raw_open(daemon.address)
+    bearer = {name: [("authorization", f"bearer {name}")] for name in digests}
+    for connection in flood:
+        announced = framed(b"", length=100_000)
+        connection.request(GENERATE, announced, end_stream=False, more_headers=bearer["flood"])
+        await connection.flush()
+
+    async def tenant_has_half():
+        return (memory.num_bytes, memory.num_waiting) == (600_000, 6)
+
+    await eventually(tenant_has_half)
+    body = framed(pb.GenerateRequest(text="x" * 99_000, sampling=pb.SamplingParams(max_tokens=1)))
+    for _ in range(3):
+        async with asyncio.timeout(0.9):  # nobody loses room that soon
+            stream_id = await polite.send(GENERATE, body, more_headers=bearer["polite"])
+        assert (await polite.status(stream_id))[0] == INVALID_ARGUMENT  # it was read, and is too long
+    assert memory.num_bytes == 600_000
+    for connection in (*flood, polite):
         await connection.close()
 
 

@@ -566,23 +566,26 @@ async def test_unfinished_messages_of_a_connection_are_bounded_together(
     start_daemon, raw_open, framed, eventually
 ):
     """The window comes back while a message is read: alone it bounds nothing. One that is finished counts no more."""
-    daemon = await start_daemon(max_message_size=100_000)
-    raw = await raw_open(daemon.address)
-    part = framed(b"\xff" * 90_000, length=100_000)
-    (connection,) = daemon.daemon._server._connections
+    daemon = await start_daemon(max_message_size=100_000, request_memory=1_600_000)
+    raw, memory = await raw_open(daemon.address), daemon.daemon._server._memory
+    part, rest = framed(b"\xff" * 90_000, length=100_000), bytes(10_000)
+    begun = [await raw.send(GENERATE, part, end_stream=False) for _ in range(4)]
+    waits = await raw.send(GENERATE, part[:60_000], end_stream=False)
 
-    async def are_held():
-        return connection.connection.incoming.num_bytes == 400_000
+    async def one_waits():
+        return (memory.num_bytes, memory.num_waiting) == (400_000, 1)  # a third of what large ones have
 
-    for _ in range(2):
-        begun = [await raw.send(GENERATE, part, end_stream=False) for _ in range(4)]
-        await eventually(are_held)
-        refused = await raw.send(GENERATE, part[:60_000], end_stream=False)
-        message = "unfinished messages of more than 400000 bytes on this connection"
-        assert await raw.status(refused) == (8, message)
-        for stream_id in begun:
-            raw.h2.send_data(stream_id, bytes(10_000), end_stream=True)
-        await raw.flush()
-        assert [(await raw.status(stream_id))[0] for stream_id in begun] == [INVALID_ARGUMENT] * 4
-        assert connection.connection.incoming.num_bytes == 0
+    await eventually(one_waits)
+    for stream_id in begun:
+        raw.h2.send_data(stream_id, rest, end_stream=True)
+    await raw.flush()
+    assert [(await raw.status(stream_id))[0] for stream_id in begun] == [INVALID_ARGUMENT] * 4
+    async with asyncio.timeout(20):
+        while raw.h2.local_flow_control_window(waits) < 40_000:
+            await raw._read()
+    for data in (part[60_000:76_000], part[76_000:], rest):
+        raw.h2.send_data(waits, data, end_stream=data is rest)
+    await raw.flush()
+    assert (await raw.status(waits))[0] == INVALID_ARGUMENT
+    assert memory.num_bytes == 0
     await raw.close()

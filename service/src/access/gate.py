@@ -9,6 +9,7 @@ from grpclib.server import Stream
 from pykv.service.access.account import Account
 from pykv.service.access.tenant import ANYONE, Tenant
 from pykv.service.errors import ForbiddenError, UnauthenticatedError
+from pykv.service.transport.stream import BoundedStream
 
 __all__ = ["Gate"]
 
@@ -54,13 +55,21 @@ class Gate:
         return [self._anyone] if self._anyone is not None else list(self._accounts.values())
 
     def account_of(self, stream: Stream[Any, Any]) -> Account:
-        """Who calls.
+        """Who calls; from now on the call shares the room for requests with the tenant's, not with its address's.
 
         Raises:
             UnauthenticatedError: the call has no credential, or one that no tenant has.
         """
         if self._anyone is not None:
             return self._anyone
+        account = self._account_shown(stream)
+        inner = stream._stream
+        if isinstance(inner, BoundedStream):
+            inner.group = f"tenant {account.tenant.name}"
+        return account
+
+    def _account_shown(self, stream: Stream[Any, Any]) -> Account:
+        """The account whose credential the call has."""
         authorization = None if stream.metadata is None else stream.metadata.get("authorization")
         if authorization is not None:
             return self._bearer(authorization)

@@ -2,19 +2,14 @@
 
 from collections.abc import Callable
 
-from grpclib.const import Status
-from grpclib.exceptions import GRPCError
-
 from pykv.service.transport.allowance import Allowance
 from pykv.service.transport.limits import TransportLimits
-from pykv.service.transport.request_memory import RequestMemory, Room
+from pykv.service.transport.request_memory import CALL_BYTES, RequestMemory
+from pykv.service.transport.room import Room
 from pykv.service.transport.shared_budget import Sharer
 
 __all__ = ["Incoming"]
 
-MAX_MESSAGES_UNFINISHED = 4  # of the largest size, on one connection
-CALL_BYTES = 8 * 1024
-"""About what a call takes beside its headers and its message: a task, a stream, and HTTP/2's state."""
 SLOW_AT_ONCE = 16
 
 
@@ -24,9 +19,6 @@ class Incoming:
     Args:
         sharer: the connection.
         is_behind: whether the daemon has not looked yet at all that the connection sent.
-
-    Attributes:
-        num_bytes: of messages that wait for room or have it.
     """
 
     def __init__(
@@ -40,8 +32,6 @@ class Incoming:
         self.is_behind = is_behind
         self._memory = memory
         self._beginnings: dict[int, int] = {}
-        self._max_bytes = limits.max_message_bytes * MAX_MESSAGES_UNFINISHED
-        self.num_bytes = 0
         self._slow_cost = limits.control_frames_burst / SLOW_AT_ONCE
         self._slow = Allowance(limits)
 
@@ -63,18 +53,9 @@ class Incoming:
         """Returns once there is room for a message.
 
         Raises:
-            GRPCError: RESOURCE_EXHAUSTED; this connection has too many on their way.
             RequestMemoryError: too many wait.
         """
-        if self.num_bytes + room.num_bytes > self._max_bytes:
-            message = f"unfinished messages of more than {self._max_bytes} bytes on this connection"
-            raise GRPCError(Status.RESOURCE_EXHAUSTED, message)
-        self.num_bytes += room.num_bytes
-        try:
-            await self._memory.take(room)
-        except BaseException:
-            self.num_bytes -= room.num_bytes
-            raise
+        await self._memory.take(room)
 
     def excuse(self, room: Room) -> None:
         """The message has come while it waited."""
@@ -86,7 +67,6 @@ class Incoming:
 
     def leave(self, room: Room) -> None:
         """The message is with whoever serves the call, or never will be."""
-        self.num_bytes -= room.num_bytes
         self._memory.leave(room)
 
     def count_slow(self) -> None:

@@ -17,7 +17,8 @@ from pykv.service.transport.headers import NO_MESSAGE, SEVERAL_MESSAGES
 from pykv.service.transport.incoming import Incoming
 from pykv.service.transport.limits import TransportLimits
 from pykv.service.transport.message_buffer import MessageBuffer
-from pykv.service.transport.request_memory import NO_ROOM, SLOW_SECONDS, Room
+from pykv.service.transport.room import SLOW_SECONDS, Room
+from pykv.service.transport.room_queue import NO_ROOM
 from pykv.service.transport.writer import TickWriter
 
 if TYPE_CHECKING:
@@ -40,12 +41,14 @@ class BoundedStream(Stream):
         has_one_message: whether the request is one message, not a stream of them.
         max_message_bytes: size of a received message.
         is_queued: whether the method bounds its calls by itself once they have their requests.
+        group: with whom the call shares the room for requests, once that is known; None = with its peer.
     """
 
     connection: "BoundedConnection"
     timeout_seconds: float | None = None
     has_one_message = False
     is_queued = False
+    group: str | None = None
 
     def __init__(
         self,
@@ -76,9 +79,9 @@ class BoundedStream(Stream):
 
         Raises:
             GRPCError: the message is missing, compressed, over the limit, ends too early or is not the only one where
-                it must be, or the connection has too many on their way.
+                it must be.
             ClientTooSlowError: the message, or the end of the request, did not come within `request_seconds`.
-            RequestMemoryError: there was no room for it, or it came too slowly while others waited for its room.
+            RequestMemoryError: there was no room for it, or others needed its room.
         """
         self._give_back()
         data = await (self._read_prefix(size) if self._awaits_prefix else self._read_message(size))
@@ -119,7 +122,7 @@ class BoundedStream(Stream):
                 timeout.reschedule(at)
 
         incoming = self._incoming
-        room = Room(incoming.sharer, size, lambda: expire(self._loop.time()), incoming.is_behind)
+        room = Room(incoming.sharer, size, lambda: expire(self._loop.time()), incoming.is_behind, self.group)
         async with self._in_time(room) as timeout:
             asked_at = self._loop.time()
             await self._take(room)
@@ -210,16 +213,23 @@ class BoundedStream(Stream):
     def _lateness(self, room: Room | None) -> Exception:
         seconds = f"{self._limits.request_seconds:g} s"
         if room is not None and room.is_lost:
-            if not room.num_come:
-                self._incoming.count_slow()
-            little = "too little more" if room.num_come else "nothing more"
-            problem = f"{little} of the request message came within {SLOW_SECONDS:g} s"
-            return RequestMemoryError(f"{problem}, and others wait for its room; try again later")
+            return self._loss(room)
         if room is not None and not room.is_given:
             return RequestMemoryError(f"{NO_ROOM}, after {seconds}")
         has_message = room is not None and len(self._received) >= room.num_bytes
         what = "the end of the request" if has_message else "the request message"
         return ClientTooSlowError(f"{what} did not come within {seconds}")
+
+    def _loss(self, room: Room) -> RequestMemoryError:
+        """Why a message lost its room."""
+        if room.due > self._loop.time():
+            problem = "others that have less than its connection wait for the room of the request message"
+            return RequestMemoryError(f"{problem}; try again later")
+        if not room.num_come:
+            self._incoming.count_slow()
+        little = "too little more" if room.num_come else "nothing more"
+        problem = f"{little} of the request message came within {SLOW_SECONDS:g} s"
+        return RequestMemoryError(f"{problem}, and others wait for its room; try again later")
 
     async def send_headers(self, headers: list[tuple[str, str]], end_stream: bool = False) -> None:
         """Sends headers or, as the last thing, the status."""

@@ -1,0 +1,59 @@
+"""What one message has of the memory for requests."""
+
+from collections.abc import Callable
+
+from pykv.service.transport.shared_budget import Sharer
+
+__all__ = ["SLOW_SECONDS", "Room"]
+
+SLOW_SECONDS = 1.0
+SLOW_PART, MOST_SLOW_BYTES = 32, 16 * 1024
+SWIFT_SECONDS = 4.0
+
+
+class Room:
+    """The message's part, until it is left or lost.
+
+    Args:
+        sharer: the connection by which it comes.
+        num_bytes: of the whole message.
+        when_lost: is told, once, that others need its room.
+        is_behind: whether the daemon has not looked yet at all that its connection sent.
+        group: with whom its connection shares: a tenant; None = its peer.
+
+    Attributes:
+        is_given: whether there is, or was, room.
+        is_lost: whether it went to others.
+        num_come: bytes of the message that came since there is room.
+        num_new: the same since its time was last renewed.
+        since: the loop's time at which it was given.
+        due: the loop's time until which more must come while others wait.
+    """
+
+    def __init__(
+        self,
+        sharer: Sharer,
+        num_bytes: int,
+        when_lost: Callable[[], None],
+        is_behind: Callable[[], bool] = lambda: False,
+        group: str | None = None,
+    ) -> None:
+        self.sharer = sharer
+        self.group = sharer.peer if group is None else group
+        self.num_bytes = num_bytes
+        self.when_lost = when_lost
+        self.is_behind = is_behind
+        self.is_given = False
+        self.is_lost = False
+        self.num_come = self.num_new = 0
+        self.since = self.due = 0.0
+
+    @property
+    def least_bytes(self) -> int:
+        """So many must come within SLOW_SECONDS while others wait: a byte now and then holds no room."""
+        return min(self.num_bytes // SLOW_PART, MOST_SLOW_BYTES)
+
+    def is_swift(self, now: float) -> bool:
+        """Whether all of the message comes within SWIFT_SECONDS, if it goes on as it did; in the first it may begin."""
+        seconds = now - self.since - SLOW_SECONDS
+        return self.num_come * SWIFT_SECONDS >= self.num_bytes * seconds
