@@ -6,7 +6,6 @@ import asyncio
 import logging
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
@@ -16,6 +15,7 @@ from pykv.engine.cache_use import NO_RETENTION, CacheUse
 from pykv.engine.delivery import Delivery
 from pykv.engine.delta_stream import Channel, DeltaStream
 from pykv.engine.deltas import RequestDelta, raised_within
+from pykv.engine.encoding_threads import EncodingThreads
 from pykv.engine.engine import Engine
 from pykv.engine.engine_thread import EngineThread
 from pykv.engine.request import Request
@@ -23,12 +23,11 @@ from pykv.engine.stats import EngineStats
 from pykv.engine.timing import TimingCounts
 from pykv.errors import ConfigError, DuplicateRequestError, EngineDeadError, InvalidRequestError, StepError
 from pykv.events import KvEvents
-from pykv.field_checks import as_callable, as_integer, as_text, instance_of, optional
+from pykv.field_checks import as_bytes, as_callable, as_integer, as_text, instance_of, optional
 from pykv.retention import Pin, Retention
 from pykv.sampling.params import SamplingParams
 from pykv.text.chat import num_characters
 
-_TOKENIZING_THREADS = 2
 _CLOSING_SECONDS = 30.0
 _CLOSED = "the engine was closed"
 _log = logging.getLogger("pykv.engine")
@@ -69,7 +68,7 @@ class AsyncEngine:
         self._live: dict[str, Channel] = {}
         self._delivery = Delivery(self._abandon)
         self._thread = EngineThread(engine.steps, self._deliver, self._end)
-        self._tokenizing = ThreadPoolExecutor(_TOKENIZING_THREADS, "pykv-tokenize")
+        self._encoding = EncodingThreads()
         self._started = False
         self._refusal: str | None = None
         self._error: BaseException | None = None
@@ -108,7 +107,7 @@ class AsyncEngine:
             if not await asyncio.to_thread(self._thread.join, _CLOSING_SECONDS):
                 _log.error("the engine's thread did not end within %g seconds", _CLOSING_SECONDS)
                 return
-        self._tokenizing.shutdown(wait=False)
+        self._encoding.shut_down()
         if self._error is None:
             self.engine.close()
 
@@ -157,9 +156,8 @@ class AsyncEngine:
         def new_request(name: str) -> Request:
             return self.engine.new_request(prompt, params, name)
 
-        num_characters = len(prompt) if isinstance(prompt, str) else 0
         use = CacheUse(scope=scope, tenant=tenant, retention=retention, media=media)
-        return self._stream(_Call(new_request, num_characters, params, request_id, use))
+        return self._stream(_Call(new_request, _num_characters(prompt), params, request_id, use))
 
     def chat(
         self,
@@ -208,8 +206,9 @@ class AsyncEngine:
         self, prompt: str | Sequence[int], *, scope: bytes = b"", tenant: bytes = b""
     ) -> Pin | None:
         """Keeps the cached blocks that a prompt begins with; see `Engine.pin`. Encodes on a thread."""
-        return await asyncio.get_running_loop().run_in_executor(
-            self._tokenizing, partial(self.engine.pin, prompt, scope=scope, tenant=tenant)
+        pin = partial(self.engine.pin, prompt, scope=scope, tenant=tenant)
+        return await self._encoding.run(
+            pin, tenant=as_bytes("tenant", tenant), num_characters=_num_characters(prompt)
         )
 
     def unpin(self, pin: Pin) -> bool:
@@ -254,6 +253,7 @@ class AsyncEngine:
         self._check_serving()
         instance_of("params", call.params, SamplingParams, InvalidRequestError)
         optional(as_text, "request_id", call.request_id)
+        tenant = as_bytes("tenant", call.use.tenant)
         self.engine.check_characters(call.num_characters)
         with self.engine.steps.preparing(call.params.n):
             loop = asyncio.get_running_loop()
@@ -262,7 +262,11 @@ class AsyncEngine:
             if self._live.setdefault(name, channel) is not channel:
                 raise DuplicateRequestError(f"request_id {name[:80]!r} is live already")
             try:
-                request = await loop.run_in_executor(self._tokenizing, call.new_request, name)
+                request = await self._encoding.run(
+                    partial(call.new_request, name),
+                    tenant=tenant,
+                    num_characters=call.num_characters,
+                )
                 self._submit(request, channel, call)
             except BaseException:
                 self._abandon(channel)
@@ -325,3 +329,8 @@ class AsyncEngine:
         refusal = self._refusal or _CLOSED
         waiting = [request.receiver for request in self.engine.steps.live_requests()]
         self._delivery.send((channel, EngineDeadError(refusal)) for channel in waiting if channel is not None)
+
+
+def _num_characters(prompt: str | Sequence[int]) -> int:
+    """Of a text; token ids are none."""
+    return len(prompt) if isinstance(prompt, str) else 0

@@ -103,7 +103,8 @@ class TextTokenizer:
         except UnicodeEncodeError as error:
             message = f"{field} has a lone surrogate at character {error.start}: allowed is Unicode text"
             raise InvalidRequestError(message, field) from error
-        return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        return encoding.ids  # `encode` would hold the interpreter, and with it all other threads, for seconds
 
     def _rendered(self, messages: list[dict[str, str]], options: Mapping[str, Any]) -> str:
         if not getattr(self._source, "chat_template", None):

@@ -58,6 +58,10 @@ def main(
 
 
 def _serve(options: ServeOptions, load: Loader) -> int:
+    os.environ.setdefault(
+        "TOKENIZERS_PARALLELISM", "false"
+    )  # else each core has a thread with words of its own
+
     async def run() -> None:
         await Daemon(options, load).run()
 

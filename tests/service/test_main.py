@@ -125,6 +125,19 @@ def test_a_port_in_use_ends_with_code_2_and_one_line_before_the_model_is_read(re
     assert "in use" in error
 
 
+@pytest.mark.parametrize(("said", "expected"), [(None, "false"), ("true", "true")])
+def test_tokenizers_make_no_thread_for_each_core_unless_they_are_told_to(
+    load_stub, logging_as_it_was, monkeypatch, said, expected
+):
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "")
+    monkeypatch.delenv("TOKENIZERS_PARALLELISM")
+    if said is not None:
+        monkeypatch.setenv("TOKENIZERS_PARALLELISM", said)
+    with pytest.raises(ExceptionGroup):
+        main(["--port", "0", "--model", "a bug"], {}, load_stub)
+    assert os.environ["TOKENIZERS_PARALLELISM"] == expected
+
+
 def test_a_bug_is_raised(load_stub, logging_as_it_was):
     with pytest.raises(ExceptionGroup) as raised:
         main(["--port", "0", "--model", "a bug"], {}, load_stub)

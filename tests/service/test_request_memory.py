@@ -6,9 +6,9 @@ from itertools import pairwise
 import pytest
 from h2.events import PingAckReceived
 
+from pykv.fair_line import FairLine
 from pykv.service.errors import RequestMemoryError
 from pykv.service.transport import TransportLimits
-from pykv.service.transport.fair_line import FairLine
 from pykv.service.transport.incoming import SLOW_AT_ONCE, Incoming
 from pykv.service.transport.request_memory import RequestMemory
 from pykv.service.transport.room import Room

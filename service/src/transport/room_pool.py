@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Generic, TypeVar
 
-from pykv.service.transport.fair_line import FairLine
+from pykv.fair_line import FairLine
 from pykv.service.transport.levels import Levels
 from pykv.service.transport.room import SLOW_SECONDS, Room
 from pykv.service.transport.shared_budget import Sharer

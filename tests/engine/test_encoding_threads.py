@@ -1,0 +1,118 @@
+"""Long texts keep nobody waiting: not the interpreter, not short texts, not other tenants."""
+
+import asyncio
+import threading
+import time
+from functools import partial
+
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from pykv.engine.encoding_threads import SHORT_CHARACTERS, EncodingThreads
+from pykv.text.tokenizer import TextTokenizer
+
+LONG = SHORT_CHARACTERS + 1
+
+
+@pytest.fixture
+def threads():
+    made = EncodingThreads()
+    yield made
+    made.shut_down()
+
+
+@pytest.fixture
+def blocked(threads):
+    """Begins a long text of a tenant "a" that is encoded until the event that is given is set."""
+
+    async def begin():
+        has_begun, may_end = threading.Event(), threading.Event()
+
+        def encode():
+            has_begun.set()
+            assert may_end.wait(20)
+
+        task = asyncio.create_task(threads.run(encode, tenant=b"a", num_characters=LONG))
+        await asyncio.to_thread(has_begun.wait, 20)
+        return task, may_end
+
+    return begin
+
+
+def test_other_threads_run_while_a_long_text_is_encoded():
+    backend = Tokenizer(models.BPE(vocab={chr(97 + place): place for place in range(26)}, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer, text = TextTokenizer(backend), "abc def " * 200_000
+    tokenizer.encode("a")
+    has_begun, has_ended, num_tokens = threading.Event(), threading.Event(), []
+
+    def encode():
+        has_begun.set()
+        num_tokens.append(len(tokenizer.encode(text)))
+        has_ended.set()
+
+    thread = threading.Thread(target=encode)
+    thread.start()
+    has_begun.wait(20)
+    num_turns = 0
+    while not has_ended.is_set():
+        num_turns += 1
+        time.sleep(0)
+    thread.join()
+    assert (num_tokens, num_turns > 100) == ([1_200_000], True)
+
+
+@pytest.mark.asyncio
+async def test_a_short_text_does_not_wait_for_a_long_one(threads, blocked):
+    task, may_end = await blocked()
+    run = threads.run(lambda: 7, tenant=b"a", num_characters=SHORT_CHARACTERS)
+    assert await asyncio.wait_for(run, 20) == 7
+    may_end.set()
+    await task
+
+
+@pytest.mark.asyncio
+async def test_tenants_have_turns_by_characters(threads, blocked):
+    task, may_end = await blocked()
+    order = []
+
+    def begin(tenant, num_characters):
+        encode = partial(order.append, tenant)
+        return asyncio.create_task(threads.run(encode, tenant=tenant, num_characters=num_characters))
+
+    tasks = [begin(b"flood", 4 * LONG) for _ in range(3)] + [begin(b"polite", LONG) for _ in range(5)]
+    await asyncio.sleep(0)
+    may_end.set()
+    await asyncio.gather(task, *tasks)
+    assert order == [b"polite"] * 3 + [b"flood"] + [b"polite"] * 2 + [b"flood"] * 2
+    assert threads._long._line._begins == {}
+
+
+@pytest.mark.asyncio
+async def test_who_left_before_its_turn_is_never_encoded_and_errors_are_its_callers(threads, blocked):
+    task, may_end = await blocked()
+    encoded = []
+    left = asyncio.create_task(threads.run(partial(encoded.append, 1), tenant=b"a", num_characters=LONG))
+    fails = asyncio.create_task(threads.run(partial(int, "x"), tenant=b"a", num_characters=LONG))
+    await asyncio.sleep(0)
+    left.cancel()
+    await asyncio.gather(left, return_exceptions=True)
+    may_end.set()
+    with pytest.raises(ValueError, match="invalid literal"):
+        await fails
+    await task
+    assert (left.cancelled(), encoded) == (True, [])
+
+
+@pytest.mark.asyncio
+async def test_what_was_taken_is_done_after_the_end_and_nothing_more_is_taken(threads, blocked):
+    task, may_end = await blocked()
+    waits = asyncio.create_task(threads.run(lambda: 3, tenant=b"b", num_characters=LONG))
+    await asyncio.sleep(0)
+    threads.shut_down()
+    may_end.set()
+    assert await waits == 3
+    await task
+    with pytest.raises(RuntimeError, match="shutdown"):
+        await threads.run(lambda: 3, tenant=b"b", num_characters=LONG)
+    assert threads._long._jobs == {}
