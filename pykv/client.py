@@ -29,7 +29,7 @@ from pykv.field_checks import (
 )
 from pykv.retention import Retention
 from pykv.sampling import SamplingParams
-from pykv.service.client.channel import PatientChannel
+from pykv.service.client.channel import DEFAULT_MAX_MESSAGE_BYTES, PatientChannel
 from pykv.service.client.failures import ServiceError, raising_typed
 from pykv.service.client.messages import deltas_of, histogram_of, retention_message, sampling_message
 from pykv.service.messages import HISTOGRAMS
@@ -41,6 +41,7 @@ from pykv.token_array import as_token_array
 __all__ = ["Client", "ServiceError", "tls_context"]
 
 DEFAULT_ADDRESS = "127.0.0.1:50051"
+LARGEST_MESSAGE_BYTES = 2**32 - 1  # gRPC says a message's length in four bytes
 LEAST_KEEPALIVE_SECONDS = 5.0  # between two PINGs; a server takes more frequent ones for abuse
 ENGINE = pb.DESCRIPTOR.services_by_name["Engine"]
 HEALTH_CHECK = "/grpc.health.v1.Health/Check"
@@ -64,6 +65,10 @@ class Client:
         address: HOST:PORT of the server; [HOST]:PORT for IPv6.
         token: the bearer token that stands for a tenant.
         tls: for a server with a certificate, see `tls_context`; None = plain text.
+        max_message_bytes: size of a message from the server; a larger one is refused by the length that it announces,
+            before it is buffered, and ends its call alone, with ServiceError, status RESOURCE_EXHAUSTED. With the
+            options that `pykv-serve` has by default none is a hundredth of the default, 64 MiB, but for batches of
+            `kv_events`: the longest, of 65,536 blocks of 256 tokens, still fits. A call buffers a message and 256 KiB.
         keepalive_seconds: after so long without a byte from the server, while there are calls, it is asked by a PING
             whether it is still there; at least 5, since servers close connections that ask more often; None = never,
             and a server that vanishes without a word is waited for.
@@ -71,8 +76,9 @@ class Client:
             ServiceError, status UNAVAILABLE, and the next call makes a new connection.
 
     Raises:
-        ConfigError: the address is none, the token is no printable ASCII, `tls` is no context, `keepalive_seconds` is
-            no number of at least 5, or `keepalive_timeout_seconds` none above 0.
+        ConfigError: the address is none, the token is no printable ASCII, `tls` is no context, `max_message_bytes` is
+            no integer from 1 to 2^32 - 1, `keepalive_seconds` is no number of at least 5, or
+            `keepalive_timeout_seconds` none above 0.
     """
 
     def __init__(
@@ -81,6 +87,7 @@ class Client:
         *,
         token: str | None = None,
         tls: ssl.SSLContext | None = None,
+        max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES,
         keepalive_seconds: float | None = 30.0,
         keepalive_timeout_seconds: float = 20.0,
     ) -> None:
@@ -88,6 +95,9 @@ class Client:
         self._address = address
         self._metadata = {} if token is None else {"authorization": f"Bearer {_checked(token)}"}
         self._tls = optional(instance_of, "tls", tls, ssl.SSLContext, ConfigError)
+        self._max_message_bytes = as_integer(
+            "max_message_bytes", max_message_bytes, 1, LARGEST_MESSAGE_BYTES, ConfigError
+        )
         self._keepalive_seconds = optional(_as_interval, "keepalive_seconds", keepalive_seconds)
         self._keepalive_timeout_seconds = _as_seconds("keepalive_timeout_seconds", keepalive_timeout_seconds)
         self._channel: PatientChannel | None = None
@@ -258,6 +268,7 @@ class Client:
                 self._host,
                 self._port,
                 self._tls,
+                self._max_message_bytes,
                 self._keepalive_seconds,
                 self._keepalive_timeout_seconds,
             )

@@ -35,6 +35,7 @@ def _sibling(name):
 stub_engine = _sibling("stub_engine")
 raw_connection = _sibling("raw_connection")
 refused_requests = _sibling("refused_requests")
+scripted_server = _sibling("scripted_server")
 
 
 def pytest_generate_tests(metafunc):
@@ -289,6 +290,12 @@ def run_soak():
 def raw_open():
     """Opens a connection by hand to an address: `await raw_open(address)`."""
     return raw_connection.RawConnection.open
+
+
+@pytest.fixture
+def scripted():
+    """A server whose answers the test writes: `scripted({path: answer})`."""
+    return scripted_server.ScriptedServer
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from grpclib.protocol import Connection, EventsProcessor, H2Protocol, Stream
 from grpclib.server import Handler, Server
 from hpack import Encoder
 
+from pykv.service.http2 import BoundedH2Connection
 from pykv.service.protocol import engine_pb2 as pb
 from pykv.service.transport import TransportLimits
 from pykv.service.transport import connection as connection_module
@@ -19,7 +20,6 @@ from pykv.service.transport import turns as turns_module
 from pykv.service.transport.events import BoundedConnection, CallEvents
 from pykv.service.transport.frame_meter import FrameMeter
 from pykv.service.transport.handler import CallHandler
-from pykv.service.transport.http2 import BoundedH2Connection
 
 GENERATE = "/pykv.v1.Engine/Generate"
 INVALID_ARGUMENT = 3

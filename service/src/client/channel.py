@@ -1,35 +1,38 @@
-"""A channel whose streams live on when the server asks for no more calls."""
+"""A channel that bounds what a server sends, and whose streams live on when it asks for no more calls."""
 
 import asyncio
 import ssl
-from collections.abc import Callable
 
 from grpclib.client import Channel, Handler
 from grpclib.config import Configuration
 from grpclib.protocol import H2Protocol
 from h2.config import H2Configuration
-from h2.errors import ErrorCodes
-from h2.events import Event
+from h2.exceptions import ProtocolError
+from h2.settings import SettingCodes, Settings
 from h2.utilities import SizeLimitDict
-from hyperframe.frame import Frame, GoAwayFrame
 
-from pykv.service.frame_buffer import CheckedFrameBuffer
+from pykv.service.client.codec import ReplyCodec
+from pykv.service.client.events import ReplyConnection, ReplyEvents
+from pykv.service.client.reply_stream import STREAM_WINDOW_BYTES
+from pykv.service.frame_buffer import MAX_BLOCK_BYTES
+from pykv.service.http2 import BoundedH2Connection
 from pykv.service.keepalive import Keepalive
 
-__all__ = ["PatientChannel"]
+__all__ = ["DEFAULT_MAX_MESSAGE_BYTES", "PatientChannel"]
+
+DEFAULT_MAX_MESSAGE_BYTES = 64 * 2**20
 
 MAX_CLOSED_STREAMS = 8192
 """Of so many calls their ends are remembered, for what a server still sends to one that was left.
 
-More than may run at once on one connection; what comes for one that was forgotten ends the connection.
+More than may run at once on one connection.
 """
 
-TOO_MANY_PINGS = b"too_many_pings"  # gRPC's word for it in a goodbye
-ASKED_TOO_OFTEN = (
-    "the server closed the connection: too_many_pings; a larger keepalive_seconds asks less often"
-)
-
-Received = tuple[list[Frame], list[Event]]
+SETTINGS = {
+    SettingCodes.ENABLE_PUSH: 0,
+    SettingCodes.MAX_HEADER_LIST_SIZE: MAX_BLOCK_BYTES,
+    SettingCodes.INITIAL_WINDOW_SIZE: STREAM_WINDOW_BYTES,
+}
 
 
 class PatientChannel(Channel):
@@ -38,6 +41,7 @@ class PatientChannel(Channel):
     grpclib alone ends every stream at that moment, and a server that drains would cut its clients off.
 
     Args:
+        max_message_bytes: size of a received message.
         keepalive_seconds: after so long without a byte from the server, while there are calls, it is asked by a PING
             whether it is there; None = never.
         keepalive_timeout_seconds: how long it may take to answer; then the calls of its connection end, and the next
@@ -49,11 +53,13 @@ class PatientChannel(Channel):
         host: str,
         port: int,
         tls: ssl.SSLContext | None = None,
+        max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES,
         keepalive_seconds: float | None = None,
         keepalive_timeout_seconds: float = 20.0,
     ) -> None:
-        super().__init__(host, port, ssl=tls)
+        super().__init__(host, port, ssl=tls, codec=ReplyCodec())
         self._protocols: set[PatientProtocol] = set()
+        self._max_message_bytes = max_message_bytes
         self._keepalive = keepalive_seconds, keepalive_timeout_seconds
 
     def close(self) -> None:
@@ -63,13 +69,22 @@ class PatientChannel(Channel):
             protocol.close()
 
     def _protocol_factory(self) -> "PatientProtocol":
-        return PatientProtocol(Handler(), self._config, self._h2_config, self._protocols, *self._keepalive)
+        return PatientProtocol(
+            Handler(),
+            self._config,
+            self._h2_config,
+            self._protocols,
+            self._max_message_bytes,
+            *self._keepalive,
+        )
 
 
 class PatientProtocol(H2Protocol):
     """A connection that ends with its last stream after a goodbye, and with all of them where the server is gone."""
 
     handler: Handler
+    connection: ReplyConnection
+    processor: ReplyEvents
 
     def __init__(
         self,
@@ -77,23 +92,23 @@ class PatientProtocol(H2Protocol):
         config: Configuration,
         h2_config: H2Configuration,
         live: "set[PatientProtocol]",
+        max_message_bytes: int,
         keepalive_seconds: float | None,
         keepalive_timeout_seconds: float,
     ) -> None:
         super().__init__(handler, config, h2_config)
         self._live = live
+        self._max_message_bytes = max_message_bytes
         self._seconds, self._timeout_seconds = keepalive_seconds, keepalive_timeout_seconds
         self._keepalive: Keepalive | None = None
         self._reason = "Connection lost"
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Bounds what h2 keeps, and takes the goodbye away from it, by which it would take all for closed."""
-        super().connection_made(transport)
-        h2 = self.connection._connection
-        h2.incoming_buffer = CheckedFrameBuffer()
-        h2._closed_streams = SizeLimitDict(size_limit=MAX_CLOSED_STREAMS)
-        dispatch = h2._frame_dispatch_table
-        dispatch[GoAwayFrame] = self._goodbye(dispatch[GoAwayFrame])
+        """Says the settings, once."""
+        h2 = self._begin()
+        self.connection = ReplyConnection(h2, transport, self.config, self._max_message_bytes)
+        self.connection.flush()
+        self.processor = ReplyEvents(self.handler, self.connection)
         self._live.add(self)
         if self._seconds is not None:
             self._keepalive = Keepalive(
@@ -105,11 +120,34 @@ class PatientProtocol(H2Protocol):
                 give_up=self._give_up,
             )
 
+    def _begin(self) -> BoundedH2Connection:
+        h2 = BoundedH2Connection(self.h2_config)
+        h2.local_settings = Settings(client=True, initial_values=SETTINGS)
+        h2.initiate_connection()
+        h2.increment_flow_control_window(
+            self.config.http2_connection_window_size - h2.inbound_flow_control_window
+        )
+        h2._closed_streams = SizeLimitDict(size_limit=MAX_CLOSED_STREAMS)
+        return h2
+
     def data_received(self, data: bytes) -> None:
-        """Whatever comes, the server is there."""
+        """Takes what the server sent, by which it is there; what HTTP/2 forbids ends the connection."""
         if self._keepalive is not None:
             self._keepalive.hear()
-        super().data_received(data)
+        if self.connection.is_closing():
+            return
+        try:
+            events = self.connection.feed(data)
+        except ProtocolError as error:
+            self._reason = f"the server broke HTTP/2: {error}"
+            self.processor.close(self._reason)
+            return
+        self.connection.flush()
+        for event in events:
+            self.processor.process(event)
+        self.connection.flush()
+        if self.connection.is_not_read:
+            self._abort("the server asks for answers and reads none")
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """Ends the streams; where that was done already they keep the reason."""
@@ -133,35 +171,15 @@ class PatientProtocol(H2Protocol):
             self.connection.flush()
 
     def _give_up(self) -> None:
-        """Closes at once: what was sent would wait for a server that is gone."""
+        """What was sent would wait for a server that is gone."""
         if self.connection.is_closing():
             return
-        self._reason = (
-            f"the server sent nothing for {self._seconds:g} s and did not answer a ping within "
-            f"{self._timeout_seconds:g} s"
-        )
+        silence = f"the server sent nothing for {self._seconds:g} s"
+        self._abort(f"{silence} and did not answer a ping within {self._timeout_seconds:g} s")
+
+    def _abort(self, reason: str) -> None:
+        """Ends all streams and closes at once, without what waits to be sent."""
+        self._reason = reason
         transport = self.connection._transport
-        self.processor.close(self._reason)
+        self.processor.close(reason)
         transport.abort()
-
-    def _goodbye(self, default: Callable[[GoAwayFrame], Received]) -> Callable[[GoAwayFrame], Received]:
-        def receive(frame: GoAwayFrame) -> Received:
-            is_about_pings = frame.additional_data == TOO_MANY_PINGS
-            if frame.error_code != ErrorCodes.NO_ERROR and not is_about_pings:
-                return default(frame)
-            self.handler.connection_lost = True  # for the channel's next call, that is
-            if is_about_pings:
-                self._reason = ASKED_TOO_OFTEN
-                asyncio.get_running_loop().call_soon(
-                    self.processor.close, ASKED_TOO_OFTEN
-                )  # h2 is at work now
-                return [], []
-            self._end_streams_after(frame.last_stream_id)
-            return [], []
-
-        return receive
-
-    def _end_streams_after(self, last_stream_id: int) -> None:
-        for stream_id, stream in list(self.processor.streams.items()):
-            if stream_id > last_stream_id:
-                stream.__terminated__("the server is shutting down and did not begin the call")

@@ -1,5 +1,6 @@
 """What a client sees when a call fails: the exception that the server raised, where pykv has its class."""
 
+import asyncio
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -7,7 +8,6 @@ from typing import Any
 from grpclib.client import Stream
 from grpclib.const import Status
 from grpclib.exceptions import GRPCError, StreamTerminatedError
-from grpclib.metadata import decode_grpc_message
 
 from pykv.errors import (
     CapacityError,
@@ -63,17 +63,28 @@ def raising_typed(stream: Stream[Any, Any], address: str) -> Iterator[None]:
         TimeoutError: the deadline passed.
     """
     try:
-        yield
+        with _uncancelled(stream):
+            yield
     except GRPCError as error:
         raise _typed(error.status, error.message or "", _trailers_of(stream)) from error
     except StreamTerminatedError as error:
         raise ServiceError(str(error), Status.UNAVAILABLE.name) from error
-    except AssertionError as error:  # grpclib's word for a stream that ended inside a message
-        raise _cut_off(_trailers_of(stream)) from error
     except OSError as error:
         if isinstance(error, TimeoutError):
             raise
         raise ServiceError(f"no server answers at {address}: {error}", Status.UNAVAILABLE.name) from error
+
+
+@contextmanager
+def _uncancelled(stream: Stream[Any, Any]) -> Iterator[None]:
+    """Takes back that grpclib cancels a task to wake it: the next timeout of that task would count it."""
+    try:
+        yield
+    except Exception:
+        wrapper, task = getattr(stream, "_wrapper", None), asyncio.current_task()
+        if task is not None and wrapper is not None and wrapper.cancel_failed is False:
+            task.uncancel()
+        raise
 
 
 def _typed(status: Status, message: str, trailers: Mapping[str, str]) -> Exception:
@@ -89,12 +100,6 @@ def _typed(status: Status, message: str, trailers: Mapping[str, str]) -> Excepti
     if issubclass(kind, InvalidRequestError):
         return kind(message, trailers.get(FIELD_KEY))
     return kind(message)
-
-
-def _cut_off(trailers: Mapping[str, str]) -> Exception:
-    code = trailers.get("grpc-status", str(Status.UNAVAILABLE.value))
-    message = decode_grpc_message(trailers.get("grpc-message", "the stream ended inside a message"))
-    return _typed(Status(int(code)), message, trailers)
 
 
 def _trailers_of(stream: Stream[Any, Any]) -> Mapping[str, str]:

@@ -12,13 +12,13 @@ from h2.exceptions import ProtocolError
 from h2.settings import SettingCodes, Settings
 
 from pykv.service.bounded_log import BoundedLog
+from pykv.service.http2 import BoundedH2Connection
 from pykv.service.keepalive import Keepalive
 from pykv.service.transport.backlog import Backlog
 from pykv.service.transport.events import LARGEST_STREAM_ID, BoundedConnection, CallEvents
 from pykv.service.transport.frame_meter import FrameMeter
 from pykv.service.transport.handler import CallHandler
 from pykv.service.transport.headers import MAX_HEADER_BYTES
-from pykv.service.transport.http2 import BoundedH2Connection
 from pykv.service.transport.incoming import Incoming
 from pykv.service.transport.limits import TransportLimits
 from pykv.service.transport.offence import Offence

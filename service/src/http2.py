@@ -9,7 +9,7 @@ from h2.errors import ErrorCodes
 from h2.events import ConnectionTerminated, Event, StreamReset
 from h2.exceptions import (
     DenialOfServiceError,
-    InvalidBodyLengthError,
+    FlowControlError,
     ProtocolError,
     StreamClosedError,
     TooManyStreamsError,
@@ -114,12 +114,14 @@ class BoundedH2Connection(H2Connection):
 
     MAX_CLOSED_STREAMS = 1024
 
-    def __init__(self, config: H2Configuration, charge_fields: Callable[[int], None]) -> None:
+    def __init__(
+        self, config: H2Configuration, charge_fields: Callable[[int], None] = lambda num_fields: None
+    ) -> None:
         config = copy(config)
         config.header_encoding = "latin-1"
         super().__init__(config)
         self.decoder = BoundedDecoder(charge_fields)
-        self.incoming_buffer = LenientFrameBuffer(server=True)
+        self.incoming_buffer = LenientFrameBuffer(server=not config.client_side)
         self._count_at = 0
 
     def _terminate_connection(self, error_code: ErrorCodes) -> None:
@@ -127,14 +129,14 @@ class BoundedH2Connection(H2Connection):
         self.state_machine.process_input(ConnectionInputs.SEND_GOAWAY)
 
     def _receive_headers_frame(self, frame: HeadersFrame) -> tuple[list[Frame], list[Event]]:
-        """Begins a call or ends its request; headers that are an error reset its stream only.
+        """Begins a call, its answer, or the end of either; headers that are an error reset its stream only.
 
         They are decoded in any case: those that follow build on them.
         """
         headers = self._decode(frame.data)
         events = self.state_machine.process_input(ConnectionInputs.RECV_HEADERS)
         is_full = self._is_full(frame.stream_id)
-        stream = self._get_or_create_stream(frame.stream_id, AllowedStreamIDs.ODD)
+        stream = self._get_or_create_stream(frame.stream_id, AllowedStreamIDs(not self.config.client_side))
         try:
             frames, more = stream.receive_headers(
                 headers, "END_STREAM" in frame.flags, self.config.header_encoding
@@ -160,11 +162,15 @@ class BoundedH2Connection(H2Connection):
             raise CompressionError(str(error)) from error
 
     def _receive_data_frame(self, frame: DataFrame) -> tuple[list[Frame], list[Event]]:
-        """Takes data; more or less of it than the headers announced resets the stream only."""
+        """Takes data; what comes before headers, or is not as long as they announced, resets the stream only."""
         try:
             return super()._receive_data_frame(frame)
-        except InvalidBodyLengthError:
-            frames, events = self._reset_alone(frame.stream_id, ErrorCodes.PROTOCOL_ERROR)
+        except FlowControlError:
+            raise
+        except ProtocolError as error:
+            if frame.stream_id not in self.streams:
+                raise
+            frames, events = self._reset_alone(frame.stream_id, ErrorCodes(error.error_code))
             increment = self._inbound_flow_control_window_manager.process_bytes(frame.flow_controlled_length)
             return frames + ([WindowUpdateFrame(0, increment)] if increment else []), events
 
