@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from argparse import ArgumentTypeError
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
+from pykv.cli.option import Option, add_options
 from pykv.cli.parser import Parser, integer, number, reader
 from pykv.errors import ConfigError
 from pykv.field_checks import shown
@@ -14,27 +14,10 @@ from pykv.simulator.options import ALLOCATORS
 from pykv.simulator.policy import POLICIES, PRODUCTION_POLICIES
 from pykv.simulator.step_cost import DEFAULT_COST
 
-__all__ = ["OPTIONS", "Option", "parser", "read_sweep"]
+__all__ = ["OPTIONS", "parser", "read_sweep"]
 
 MEMORY, TIME, SCHEDULER = "memory", "virtual time", "the scheduler, as in pykv.SchedulerConfig"
 SERIAL_POLICIES = [name for name in POLICIES if name not in PRODUCTION_POLICIES]
-
-
-@dataclass(frozen=True, slots=True)
-class Option:
-    """One option of a replay that has a value.
-
-    Attributes:
-        group: under which the help lists it.
-        placeholder: stands for the value in the help.
-        help: what it is, and its default.
-        read: turns the text into the value; raises ArgumentTypeError.
-    """
-
-    group: str
-    placeholder: str
-    help: str | None
-    read: Callable[[str], Any] = str
 
 
 def _blocks(text: str) -> int | str:
@@ -122,13 +105,7 @@ def parser() -> Parser:
     groups[TIME].add_argument(
         "--knows-outputs", action="store_const", const=True, help="the scheduler is told the outputs' lengths"
     )
-    for name, option in OPTIONS.items():
-        groups[option.group].add_argument(
-            f"--{name.replace('_', '-')}",
-            type=option.read,
-            metavar=option.placeholder,
-            help=option.help and option.help.replace("%", "%%"),
-        )
+    add_options(OPTIONS, groups)
     return made
 
 

@@ -2,17 +2,16 @@
 
 import argparse
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pykv.cli.parser import Parser
-from pykv.errors import ConfigError
-from pykv.field_checks import shown
+from pykv.cli.option import Option, add_options, flag
+from pykv.cli.parser import Parser, number, reader
 from pykv.planner.formats import KV_SCALES, WEIGHT_BITS
 from pykv.planner.options import STORAGES
 
-__all__ = ["OPTIONS", "Asked", "Option", "named_as_flags", "read_arguments"]
+__all__ = ["OPTIONS", "Asked", "named_as_flags", "read_arguments"]
 
 MODEL, NUMBERS, MEMORY, CACHE, REQUESTS = (
     "model",
@@ -29,48 +28,34 @@ def _whole(text: str) -> int:
     return int(text.replace(",", "").replace("_", ""))
 
 
-@dataclass(frozen=True, slots=True)
-class Option:
-    """One option of the command.
-
-    Attributes:
-        group: under which the help lists it.
-        placeholder: stands for the value in the help.
-        help: what it is, and its default.
-        read: turns the text into the value; raises ValueError.
-    """
-
-    group: str
-    placeholder: str
-    help: str
-    read: Callable[[str], Any] = str
+_integer = reader(_whole, "an integer")
 
 
 OPTIONS = {
     "weights_dtype": Option(MODEL, "DTYPE", f"{', '.join(WEIGHT_BITS)} (as published)"),
     "num_parameters": Option(MODEL, "COUNT", "such as 70.6B, where the model does not say"),
     "weights_bytes": Option(MODEL, "SIZE", "such as 140GB, instead of parameters and dtype"),
-    "num_layers": Option(NUMBERS, "N", "attention layers", _whole),
-    "num_kv_heads": Option(NUMBERS, "N", "KV heads of a layer", _whole),
-    "head_dim": Option(NUMBERS, "N", "elements of a head", _whole),
-    "num_heads": Option(NUMBERS, "N", "query heads of a layer", _whole),
-    "window": Option(NUMBERS, "N", "tokens that a layer with a window sees", _whole),
-    "num_window_layers": Option(NUMBERS, "N", "layers with a window (all, if --window is given)", _whole),
-    "latent_dim": Option(NUMBERS, "N", "elements of a token's latent (MLA), instead of heads", _whole),
+    "num_layers": Option(NUMBERS, "N", "attention layers", _integer),
+    "num_kv_heads": Option(NUMBERS, "N", "KV heads of a layer", _integer),
+    "head_dim": Option(NUMBERS, "N", "elements of a head", _integer),
+    "num_heads": Option(NUMBERS, "N", "query heads of a layer", _integer),
+    "window": Option(NUMBERS, "N", "tokens that a layer with a window sees", _integer),
+    "num_window_layers": Option(NUMBERS, "N", "layers with a window (all, if --window is given)", _integer),
+    "latent_dim": Option(NUMBERS, "N", "elements of a token's latent (MLA), instead of heads", _integer),
     "state_bytes": Option(NUMBERS, "SIZE", "of a request's states, whatever its length (0)"),
     "gpu": Option(MEMORY, "NAME", "a known GPU, such as H100-80GB; see --list gpus"),
     "memory": Option(
         MEMORY, "SIZE[,SIZE]", "of each GPU, such as 80GiB, instead of --gpu; one each if they differ"
     ),
-    "num_gpus": Option(MEMORY, "N", "how many (--tensor-parallel, else 1)", _whole),
-    "tensor_parallel": Option(MEMORY, "N", "GPUs that share one copy of the model (all)", _whole),
-    "utilization": Option(MEMORY, "SHARE", "of a GPU's memory that the engine may take (0.9)", float),
+    "num_gpus": Option(MEMORY, "N", "how many (--tensor-parallel, else 1)", _integer),
+    "tensor_parallel": Option(MEMORY, "N", "GPUs that share one copy of the model (all)", _integer),
+    "utilization": Option(MEMORY, "SHARE", "of a GPU's memory that the engine may take (0.9)", number),
     "reserve": Option(MEMORY, "SIZE", "of each GPU within that, for activations and the like (0)"),
     "in_use": Option(MEMORY, "SIZE", "of each GPU that other processes hold (0)"),
-    "num_blocks": Option(MEMORY, "N", "of the pool, the null block included, instead of memory", _whole),
+    "num_blocks": Option(MEMORY, "N", "of the pool, the null block included, instead of memory", _integer),
     "kv_dtype": Option(CACHE, "DTYPE", "f32, bf16, f16, int8 or fp8 (bf16)"),
     "kv_scales": Option(CACHE, "|".join(KV_SCALES), "where int8 and fp8 have their scales (token_head)"),
-    "block_size": Option(CACHE, "N", "tokens a block (16)", _whole),
+    "block_size": Option(CACHE, "N", "tokens a block (16)", _integer),
     "storage": Option(
         CACHE,
         "|".join(STORAGES),
@@ -83,14 +68,14 @@ OPTIONS = {
     ),
     "histogram": Option(REQUESTS, "FILE", "lines of tokens,count, instead of --context"),
     "trace": Option(REQUESTS, "FILE", "requests in any form that pykv replay reads, instead of --context"),
-    "max_model_len": Option(REQUESTS, "N", "the cap of a request's tokens (the model's)", _whole),
+    "max_model_len": Option(REQUESTS, "N", "the cap of a request's tokens (the model's)", _integer),
     "max_num_seqs": Option(
-        REQUESTS, "N", "requests that may run at once in one engine (as many as fit)", _whole
+        REQUESTS, "N", "requests that may run at once in one engine (as many as fit)", _integer
     ),
-    "watermark": Option(REQUESTS, "SHARE", "of the blocks that an admission leaves free (0)", float),
-    "shared_prefix": Option(REQUESTS, "N", "tokens that all requests begin with (0)", _whole),
-    "users": Option(REQUESTS, "N", "a number of requests to look at (those that fit)", _whole),
-    "risk": Option(REQUESTS, "SHARE", "chance that the lengths of a mix pass the pool (0.01)", float),
+    "watermark": Option(REQUESTS, "SHARE", "of the blocks that an admission leaves free (0)", number),
+    "shared_prefix": Option(REQUESTS, "N", "tokens that all requests begin with (0)", _integer),
+    "users": Option(REQUESTS, "N", "a number of requests to look at (those that fit)", _integer),
+    "risk": Option(REQUESTS, "SHARE", "chance that the lengths of a mix pass the pool (0.01)", number),
 }
 
 EXAMPLES = """examples:
@@ -129,17 +114,16 @@ def read_arguments(arguments: Sequence[str]) -> Asked:
     """
     given = vars(_parser().parse_args(arguments))
     shown = {name: given.pop(name, None) for name in ("json", "plot", "compare", "list")}
-    options = {name: _read(name, value) for name, value in given.items()}
-    return Asked(options, bool(shown["json"]), shown["plot"], bool(shown["compare"]), shown["list"])
+    return Asked(given, bool(shown["json"]), shown["plot"], bool(shown["compare"]), shown["list"])
 
 
 def named_as_flags(message: str) -> str:
     """An error of the planner with the names of its options written as flags."""
     names = "|".join(OPTIONS)
-    message = re.sub(rf"^({names})\b", lambda match: _flag(match[1]), message)
-    message = re.sub(rf"\b({names}) (?=are both given)", lambda match: f"{_flag(match[1])} ", message)
+    message = re.sub(rf"^({names})\b", lambda match: flag(match[1]), message)
+    message = re.sub(rf"\b({names}) (?=are both given)", lambda match: f"{flag(match[1])} ", message)
     return re.sub(
-        rf"(?<!-)\b({'|'.join(name for name in OPTIONS if '_' in name)})\b", lambda m: _flag(m[1]), message
+        rf"(?<!-)\b({'|'.join(name for name in OPTIONS if '_' in name)})\b", lambda m: flag(m[1]), message
     )
 
 
@@ -169,21 +153,5 @@ def _parser() -> Parser:
         nargs="?",
         help="a folder, a config.json, or a known name; see --list models",
     )
-    for name, option in OPTIONS.items():
-        text = option.help.replace("%", "%%")
-        groups[option.group].add_argument(_flag(name), dest=name, metavar=option.placeholder, help=text)
+    add_options(OPTIONS, groups)
     return parser
-
-
-def _read(name: str, text: str) -> Any:
-    if name == "model":
-        return text
-    try:
-        return OPTIONS[name].read(text)
-    except (ValueError, OverflowError):
-        allowed = "an integer" if OPTIONS[name].read is _whole else "a number"
-        raise ConfigError(f"{_flag(name)} is {shown(text)}: allowed is {allowed}") from None
-
-
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
