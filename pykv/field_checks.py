@@ -24,7 +24,9 @@ __all__ = [
     "as_path",
     "as_text",
     "instance_of",
+    "integer_range",
     "is_integer",
+    "number_range",
     "one_of",
     "optional",
     "refusal",
@@ -77,7 +79,12 @@ def as_integer(
         return value
     if is_integer(value) and low <= int(value) <= high:
         return int(value)
-    refuse(field, value, f"an integer from {low} to {high}", error)
+    refuse(field, value, integer_range(low, high), error)
+
+
+def integer_range(low: int, high: int) -> str:
+    """What is allowed, in words: an integer from `low` to `high`."""
+    return f"an integer from {low} to {high}"
 
 
 def as_number(field: str, value: object, error: type[PykvError] = InvalidRequestError) -> float:
@@ -111,7 +118,7 @@ def as_number_in(
     is_above = number > low if above_low else number >= low
     if is_above and (number < high if below_high else number <= high):
         return number
-    refuse(field, value, _range(low, high, above_low, below_high), error)
+    refuse(field, value, number_range(low, high, above_low=above_low, below_high=below_high), error)
 
 
 def _real(value: object) -> float:
@@ -124,8 +131,8 @@ def _real(value: object) -> float:
         return math.nan
 
 
-def _range(low: float, high: float, above_low: bool, below_high: bool) -> str:
-    """What is allowed, in words."""
+def number_range(low: float, high: float, *, above_low: bool = False, below_high: bool = False) -> str:
+    """What is allowed, in words: a number from `low` to `high`, the ends as in `as_number_in`."""
     begin = f"{'above' if above_low else 'of at least'} {low:g}"
     if math.isinf(high):
         return f"a finite number {begin}"

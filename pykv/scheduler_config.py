@@ -9,10 +9,11 @@ from pykv import _core
 from pykv.errors import ConfigError
 from pykv.field_checks import as_boolean, as_integer, as_number, instance_of, refuse
 
-__all__ = ["SchedulerConfig"]
+__all__ = ["OPTION_RANGES", "SchedulerConfig"]
 
-# What the core says that a whole number may be.
-_RANGES = {option: (low, high) for option, low, high in _core.option_ranges()}
+OPTION_RANGES = {option: (low, high) for option, low, high in _core.option_ranges()}
+"""What the core says that an option which is a whole number may be, whatever the others are."""
+
 _OPTIONAL = ("max_chunk_tokens", "max_queued_tokens", "max_pinned_blocks_per_tenant")
 _NAMES = ("preemption", "admission", "queue_order", "eviction")
 _SWITCHES = ("preempt_lower_ranks", "enable_prefix_caching", "report_other_scopes")
@@ -104,7 +105,7 @@ class SchedulerConfig:
     max_queued_tokens: int | None = None
 
     def __post_init__(self) -> None:
-        for option, (low, high) in _RANGES.items():
+        for option, (low, high) in OPTION_RANGES.items():
             value = getattr(self, option)
             if value is not None or option not in _OPTIONAL:
                 object.__setattr__(self, option, as_integer(option, value, low, high, ConfigError))

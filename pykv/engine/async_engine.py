@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from pykv.engine.cache_use import NO_RETENTION, CacheUse
+from pykv.engine.config import MOST_PENDING_TOKENS
 from pykv.engine.delivery import Delivery
 from pykv.engine.delta_stream import Channel, DeltaStream
 from pykv.engine.deltas import RequestDelta, raised_within
@@ -64,7 +65,9 @@ class AsyncEngine:
 
     def __init__(self, engine: Engine, *, max_pending_tokens: int = 2**10) -> None:
         self.engine = instance_of("engine", engine, Engine, ConfigError)
-        self._max_pending_tokens = as_integer("max_pending_tokens", max_pending_tokens, 1, 2**48, ConfigError)
+        self._max_pending_tokens = as_integer(
+            "max_pending_tokens", max_pending_tokens, 1, MOST_PENDING_TOKENS, ConfigError
+        )
         self._live: dict[str, Channel] = {}
         self._delivery = Delivery(self._abandon)
         self._thread = EngineThread(engine.steps, self._deliver, self._end)

@@ -19,6 +19,8 @@ PREEMPTIONS = ("auto", "recompute", "swap")
 ATTENTION_BACKENDS = ("auto", "cpu", "torch", "triton")
 DEFAULT_KV_MEMORY_BYTES = 2**30
 MOST_BYTES = 2**48
+MOST_PENDING_TOKENS = 2**30
+"""Tokens that a stream's reader may be behind."""
 MOST_SLOTS = 2**31
 """Tokens that a scheduler's pool may hold."""
 

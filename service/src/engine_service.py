@@ -135,7 +135,7 @@ class EngineService:
         account = self._gate.account_of(stream)
         request = await receive(stream)
         if not request.session_id:
-            raise InvalidRequestError("session_id is empty; allowed: the name of a session", "session_id")
+            raise InvalidRequestError("session_id is empty: allowed is the name of a session", "session_id")
         session_id = check_session_id(request.session_id)
         engine = self.model().engine
         ended = engine.end_session(session_id, tenant=account.tenant.cache_name)

@@ -28,7 +28,7 @@ def read_toml(path: Path, name: str) -> dict[str, Any]:
     try:
         return tomllib.loads(content.decode())
     except RecursionError:
-        raise ConfigError(f"{name} {path} is nested too deeply; allowed: tables of plain values") from None
+        raise ConfigError(f"{name} {path} is nested too deeply: allowed are tables of plain values") from None
     except ValueError as error:  # TOMLDecodeError, text that is not UTF-8, integers of thousands of digits
         raise ConfigError(f"{name} {path} is no TOML: {shortened(str(error), 200)}") from None
 
@@ -95,7 +95,9 @@ def _part_of(path: Path) -> Path:
 
 def _unwritable(path: Path, name: str, error: Exception) -> ConfigError:
     reason = getattr(error, "strerror", None) or str(error)
-    return ConfigError(f"{name} {path} cannot be written: {reason}; allowed: a file in a folder that exists")
+    return ConfigError(
+        f"{name} {path} cannot be written: {reason}: allowed is a file in a folder that exists"
+    )
 
 
 def _read_bytes(path: Path, name: str) -> bytes:
@@ -121,9 +123,9 @@ def _opened(path: Path, name: str) -> int:
         return descriptor
     os.close(descriptor)
     if not stat.S_ISREG(found.st_mode):
-        raise ConfigError(f"{name} {path} is no regular file; allowed: a file, or a link to one")
+        raise ConfigError(f"{name} {path} is no regular file: allowed is a file, or a link to one")
     raise _too_large(path, name)
 
 
 def _too_large(path: Path, name: str) -> ConfigError:
-    return ConfigError(f"{name} {path} is too large; allowed: up to {MOST_FILE_BYTES} bytes")
+    return ConfigError(f"{name} {path} is too large: allowed is up to {MOST_FILE_BYTES} bytes")

@@ -46,11 +46,11 @@ class CheckedFrameBuffer(FrameBuffer):
             self._has_begun = True
         self._validate_frame_length(length)
         if is_ack and length:
-            raise FrameTooLargeError(f"SETTINGS that acknowledge have {length} bytes; allowed: none")
+            raise FrameTooLargeError(f"SETTINGS that acknowledge have {length} bytes: allowed is none")
         if kind == CONTINUATION:
             num_bytes = length + sum(len(frame.data) for frame in self._headers_buffer)
             if num_bytes > MAX_BLOCK_BYTES:
-                raise DenialOfServiceError(f"block of {num_bytes} bytes; allowed: {MAX_BLOCK_BYTES}")
+                raise DenialOfServiceError(f"block of {num_bytes} bytes: allowed is {MAX_BLOCK_BYTES}")
 
     def _clear_reserved_bit(self) -> None:
         """Of the number with which these frames begin; HTTP/2 has it ignored, h2 reads it as a part of the number."""

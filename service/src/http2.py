@@ -60,7 +60,7 @@ class BoundedDecoder(Decoder):
             HPACKDecodingError: it is malformed, or changes the table's size too often.
         """
         if len(data) > MAX_BLOCK_BYTES:
-            raise OversizedHeaderListError(f"block of {len(data)} bytes; allowed: {MAX_BLOCK_BYTES}")
+            raise OversizedHeaderListError(f"block of {len(data)} bytes: allowed is {MAX_BLOCK_BYTES}")
         self._num_table_updates = 0
         fields = list(super().decode(data, raw))
         self._charge(len(fields))

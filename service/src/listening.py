@@ -21,7 +21,7 @@ def bind(host: str, port: int) -> socket.socket:
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise ConfigError(
-                f"port {port} of {host} is in use; allowed: a free port, or 0 for any"
+                f"port {port} of {host} is in use: allowed is a free port, or 0 for any"
             ) from error
         raise ConfigError(f"cannot listen on {host}, port {port}: {error.strerror}") from error
 

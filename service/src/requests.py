@@ -54,7 +54,7 @@ def request_id_of(request_id: str) -> str:
     if len(request_id) > REQUEST_ID_CHARACTERS or not (request_id.isascii() and request_id.isprintable()):
         allowed = f"up to {REQUEST_ID_CHARACTERS} printable ASCII characters"
         raise InvalidRequestError(
-            f"request_id has {len(request_id)} characters; allowed: {allowed}", "request_id"
+            f"request_id has {len(request_id)} characters: allowed is {allowed}", "request_id"
         )
     return request_id
 
@@ -66,7 +66,7 @@ def check_salt(salt: bytes) -> bytes:
         InvalidRequestError: it is too long.
     """
     if len(salt) > SALT_BYTES:
-        message = f"cache_salt has {len(salt)} bytes; allowed: up to {SALT_BYTES}"
+        message = f"cache_salt has {len(salt)} bytes: allowed is up to {SALT_BYTES}"
         raise InvalidRequestError(message, "cache_salt")
     return salt
 
@@ -79,7 +79,7 @@ def check_session_id(session_id: str) -> str:
     """
     num_bytes = len(session_id.encode())
     if num_bytes > SESSION_ID_BYTES:
-        message = f"session_id has {num_bytes} bytes; allowed: up to {SESSION_ID_BYTES}"
+        message = f"session_id has {num_bytes} bytes: allowed is up to {SESSION_ID_BYTES}"
         raise InvalidRequestError(message, "session_id")
     return session_id
 
@@ -94,7 +94,7 @@ def retention_of(message: pb.Retention) -> Retention:
     if next_turn is not None and next_turn > MOST_NEXT_TURN_SECONDS:
         allowed = f"at most {MOST_NEXT_TURN_SECONDS:g}"
         raise InvalidRequestError(
-            f"next_turn_seconds is {next_turn:g}; allowed: {allowed}", "next_turn_seconds"
+            f"next_turn_seconds is {next_turn:g}: allowed is {allowed}", "next_turn_seconds"
         )
     return Retention(
         session_id=check_session_id(message.session_id) or None,
@@ -115,10 +115,10 @@ def prompt_of(request: pb.GenerateRequest, max_model_len: int) -> str | Sequence
     if kind == "text":
         return request.text
     if kind is None:
-        raise InvalidRequestError("prompt is missing; allowed: text or token_ids", "prompt")
+        raise InvalidRequestError("prompt is missing: allowed is text or token_ids", "prompt")
     num_tokens = len(request.token_ids.ids)
     if num_tokens >= max_model_len:
-        message = f"prompt has {num_tokens} tokens; allowed: fewer than the context cap of {max_model_len}"
+        message = f"prompt has {num_tokens} tokens: allowed is fewer than the context cap of {max_model_len}"
         raise CapacityError(message, "prompt")
     return tuple(request.token_ids.ids)
 
@@ -130,5 +130,5 @@ def messages_of(request: pb.ChatRequest) -> list[dict[str, str]]:
         InvalidRequestError: there is none.
     """
     if not request.messages:
-        raise InvalidRequestError("messages is empty; allowed: one message or more", "messages")
+        raise InvalidRequestError("messages is empty: allowed is one message or more", "messages")
     return [{"role": message.role, "content": message.content} for message in request.messages]

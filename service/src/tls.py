@@ -42,7 +42,7 @@ class TlsFiles:
             reason = getattr(error, "reason", None) or getattr(error, "strerror", None) or str(error)
             allowed = "a PEM certificate and its key, without a passphrase"
             message = f"tls_cert {self.certificate} and tls_key {self.key} cannot be used: {reason}"
-            raise ConfigError(f"{message}; allowed: {allowed}") from None
+            raise ConfigError(f"{message}: allowed is {allowed}") from None
         if self.client_authorities is not None:
             self._ask_clients(context, self.client_authorities)
         return context
@@ -54,7 +54,7 @@ class TlsFiles:
         except OSError as error:
             reason = getattr(error, "reason", None) or error.strerror
             message = f"tls_client_ca {authorities} cannot be used: {reason}"
-            raise ConfigError(f"{message}; allowed: PEM certificates") from None
+            raise ConfigError(f"{message}: allowed are PEM certificates") from None
         required = self.is_client_certificate_required
         context.verify_mode = ssl.CERT_REQUIRED if required else ssl.CERT_OPTIONAL
 

@@ -144,10 +144,10 @@ class _Walk:
         if field.is_prompt:
             most = self._max_model_len
             if most is not None and length >= most:
-                message = f"prompt has {length} tokens; allowed: fewer than the context cap of {most}"
+                message = f"prompt has {length} tokens: allowed is fewer than the context cap of {most}"
                 raise CapacityError(message, "prompt")
         elif field.most is not None and length > field.most:
-            message = f"{field.name} holds more than {field.most} entries; allowed: up to {field.most}"
+            message = f"{field.name} holds more than {field.most} entries: allowed is up to {field.most}"
             raise InvalidRequestError(message, field.name)
 
     def _varint(self, place: int, end: int) -> tuple[int, int]:

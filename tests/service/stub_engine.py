@@ -178,12 +178,14 @@ class StubEngine:
             raise CapacityError(f"prompt has {len(prompt)} characters", "prompt")
         token_ids = [len(word) for word in prompt.split()] if isinstance(prompt, str) else list(prompt)
         if not token_ids:
-            raise InvalidRequestError("prompt is empty; allowed: one token or more", "prompt")
+            raise InvalidRequestError("prompt is empty: allowed is one token or more", "prompt")
         if len(token_ids) >= MAX_MODEL_LEN:
-            raise CapacityError(f"prompt has {len(token_ids)} tokens; allowed: {MAX_MODEL_LEN - 1}", "prompt")
+            raise CapacityError(
+                f"prompt has {len(token_ids)} tokens: allowed is {MAX_MODEL_LEN - 1}", "prompt"
+            )
         for token_id in token_ids:
             if not 0 <= token_id < VOCAB_SIZE:
-                raise InvalidRequestError(f"prompt has the token {token_id}; allowed: 0 to 999", "prompt")
+                raise InvalidRequestError(f"prompt has the token {token_id}: allowed is 0 to 999", "prompt")
         return token_ids
 
     def _admit(self, request_id, n):
@@ -192,7 +194,7 @@ class StubEngine:
         if request_id in self.live:
             raise DuplicateRequestError(f"request_id {request_id} is in use")
         if len(self.live) + n > self.num_running_max:
-            raise QueueFullError(f"{len(self.live)} samples wait; allowed: {self.num_running_max}")
+            raise QueueFullError(f"{len(self.live)} samples wait: allowed is {self.num_running_max}")
 
     async def _run(self, channel, deltas):
         """One request's steps."""

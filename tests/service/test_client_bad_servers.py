@@ -67,7 +67,7 @@ BAD = {
     "a length above the bound": (
         answering(framed(b"", length=2**26 + 1)),
         "RESOURCE_EXHAUSTED",
-        "max_message_bytes is 67108864",
+        "max_message_bytes, 67108864",
     ),
     "a compressed message": (answering(framed(b"a", flag=1)), "INTERNAL", "compressed"),
     "a flag that is none": (answering(framed(b"a", flag=7)), "INTERNAL", "flag 7"),
@@ -202,7 +202,7 @@ async def test_a_message_of_the_largest_size_is_taken_and_a_larger_one_refused_b
             lambda connection, stream_id: connection.send_data(stream_id, framed(b"", length=most + 1)),
         )
         with pytest.raises(
-            ServiceError, match=f"a message of {most + 1} bytes; allowed: max_message_bytes is {most}$"
+            ServiceError, match=f"a message of {most + 1} bytes: allowed is max_message_bytes, {most}$"
         ):
             await anext(stream)
         await server.until(lambda: server.resets)
@@ -274,7 +274,7 @@ def promising(connection, stream_id):
 
 
 FATAL = {
-    "a block of headers of 80 KiB": (fields(b"\0" * 81_920), "block of 81920 bytes; allowed: 65536"),
+    "a block of headers of 80 KiB": (fields(b"\0" * 81_920), "block of 81920 bytes: allowed is 65536"),
     "a small block of large headers": (
         fields(Encoder().encode([("x-a", "a" * 4000)]) + b"\xbe" * 100),
         "HTTP/2: ",

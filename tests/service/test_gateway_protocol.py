@@ -254,10 +254,10 @@ async def test_the_tokenizer_is_packed_once_and_its_readers_count(
         assert made == [1]
         running = stub.Generate(asking(max_tokens=100_000), metadata=one)
         await running.read()
-        with pytest.raises(grpc.aio.AioRpcError, match="calls in flight; allowed: 1"):
+        with pytest.raises(grpc.aio.AioRpcError, match="calls in flight: allowed is 1"):
             await read(stub.GetTokenizer(common_pb2.GetTokenizerRequest(), metadata=one))
         running.cancel()
         monkeypatch.setattr("pykv.service.gateway.service.MAX_TOKENIZER_READERS", 0)
         await daemon.engine.until(lambda: not daemon.engine.live)
-        with pytest.raises(grpc.aio.AioRpcError, match="callers read the tokenizer; allowed: 0"):
+        with pytest.raises(grpc.aio.AioRpcError, match="callers read the tokenizer: allowed is 0"):
             await read(stub.GetTokenizer(common_pb2.GetTokenizerRequest(), metadata=one))

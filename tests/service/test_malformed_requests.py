@@ -163,7 +163,7 @@ async def test_a_call_without_a_message_is_refused_without_a_complaint(raw, fram
     fields = [(name, path if name == ":path" else value) for name, value in USUAL]
     raw.writer.write(headers(3, fields, END_HEADERS | (0 if end else END_STREAM)) + end)
     status, message = await raw.status(3)
-    assert (status, message) == (INVALID_ARGUMENT, "the call has no request message; allowed: one")
+    assert (status, message) == (INVALID_ARGUMENT, "the call has no request message: allowed is one")
     await ends_well()
     assert not complaints(caplog)
 

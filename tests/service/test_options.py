@@ -3,12 +3,14 @@
 import os
 import re
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from pykv.engine.config import EngineConfig
 from pykv.errors import ConfigError
+from pykv.scheduler_config import OPTION_RANGES
 from pykv.service.options import ServeOptions, read_options
 from pykv.service.options.sources import OTHER_VARIABLES
 
@@ -102,7 +104,7 @@ def test_a_size_that_is_none_is_refused(text):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--block-size", "0"], ["--block-size", "'0'", "from 1 to 2^48"]),
+        (["--block-size", "0"], ["--block-size", "'0'", "allowed is an integer from 1 to 65536"]),
         (["--block-size", "many"], ["--block-size", "'many'"]),
         (["--port", "65536"], ["--port", "65536", "65535"]),
         (["--port", "\u0663"], ["--port", "\u0663", "an integer from 0 to 65535"]),
@@ -118,10 +120,10 @@ def test_a_size_that_is_none_is_refused(text):
         (["--preemption", "kill"], ["--preemption", "'kill'", "auto, recompute, swap"]),
         (["--swap-space", "4gigs"], ["--swap-space", "'4gigs'", "4GiB"]),
         (["--kv-memory", "1000000TiB"], ["--kv-memory", "'1000000TiB'", "to 256TiB"]),
-        (["--num-blocks", str(2**48 + 1)], ["--num-blocks", "from 2 to 2^48"]),
+        (["--num-blocks", str(2**30 + 1)], ["--num-blocks", "an integer from 2 to 1073741824"]),
         (["--swap-space", "-1"], ["--swap-space"]),
         (["--watermark", "nan"], ["--watermark", "nan"]),
-        (["--watermark", "1"], ["--watermark", "below 1"]),
+        (["--watermark", "1"], ["--watermark", "a number of at least 0 and below 1"]),
         (["--stall-timeout", "inf"], ["--stall-timeout", "inf"]),
         (["--model", ""], ["--model"]),
         (["--bock-size", "16"], ["--bock-size"]),
@@ -137,6 +139,64 @@ def test_a_bad_argument_is_refused_by_name_value_and_what_is_allowed(arguments, 
     with pytest.raises(ConfigError) as refusal:
         read(arguments)
     assert all(word in str(refusal.value) for word in words)
+
+
+COUNTS = [name for name in OPTION_RANGES if name in {entry.name for entry in fields(ServeOptions)}]
+
+
+def what_is_allowed(make, *arguments, **options):
+    with pytest.raises(ConfigError) as refusal:
+        make(*arguments, **options)
+    return re.search(r": allowed is (.*)", str(refusal.value))[1]
+
+
+def test_all_counts_of_the_scheduler_are_options_but_those_of_embedders():
+    without = {
+        "num_host_blocks",
+        "num_lookahead_tokens",
+        "max_steps_in_flight",
+        "max_passes",
+        "num_state_slots",
+    }
+    without |= {"max_pinned_blocks", "max_pinned_blocks_per_tenant", "checkpoint_every"}
+    assert set(OPTION_RANGES) - set(COUNTS) == without
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_a_count_of_the_scheduler_has_its_range_in_its_words(name, capsys):
+    low, high = OPTION_RANGES[name]
+    flag = "--" + name.replace("_", "-")
+    for value in (low - 1, high + 1):
+        allowed = what_is_allowed(read, [f"{flag}={value}"])
+        assert allowed == what_is_allowed(EngineConfig, **{name: value})
+    with pytest.raises(SystemExit):
+        read(["--help"])
+    assert f"; {allowed}" in " ".join(capsys.readouterr().out.split())
+    for value in (low, high):
+        assert getattr(read([f"{flag}={value}"]), name) == value
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("gpu_memory_utilization", (0.0, 1.1)),
+        ("watermark", (-0.1, 1.0)),
+        ("tenant_cache_share", (-0.1, 1.1)),
+        ("dtype", ("float8",)),
+        ("eviction", ("fifo",)),
+        ("preemption", ("kill",)),
+        ("queue_order", ("lifo",)),
+    ],
+)
+def test_another_option_of_the_engine_takes_what_the_engine_takes(name, values):
+    for value in values:
+        flag = f"--{name.replace('_', '-')}={value}"
+        for make in (partial(read, [flag]), partial(EngineConfig, **{name: value})):
+            what_is_allowed(make)
+    good = {"gpu_memory_utilization": (1.0, 0.1), "watermark": (0.0, 0.9), "tenant_cache_share": (0.0, 1.0)}
+    for value in good.get(name, ()):
+        options = read([f"--{name.replace('_', '-')}={value}"])
+        assert getattr(options.engine_config(), name) == value
 
 
 def test_a_bad_variable_is_refused_by_name():

@@ -114,7 +114,7 @@ def test_the_check_counts_as_the_decoder_does():
         )
         body = pb.GenerateRequest(token_ids=pb.TokenIds(ids=[*ids, 1])).SerializeToString()
         with pytest.raises(
-            CapacityError, match="prompt has 6000 tokens; allowed: fewer than the context cap"
+            CapacityError, match="prompt has 6000 tokens: allowed is fewer than the context cap"
         ):
             check(body, pb.GenerateRequest.DESCRIPTOR)
     body = ids_one_by_one(5999)

@@ -12,6 +12,7 @@ import pytest
 import trustme
 from google.rpc.error_details_pb2 import RetryInfo
 from google.rpc.status_pb2 import Status
+from grpclib.metadata import decode_bin_value
 
 from pykv.client import Client, ServiceError, tls_context
 from pykv.errors import ConfigError, EngineDeadError, QueueFullError
@@ -21,7 +22,9 @@ from pykv.service.access import Tenant, read_tenants
 from pykv.service.access.account import Account
 from pykv.service.client.channel import PatientChannel
 from pykv.service.errors import TenantLimitError
+from pykv.service.protocol.engine_pb2 import GenerateRequest, TokenIds
 
+GENERATE = "/pykv.v1.Engine/Generate"
 SHORT = SamplingParams(max_tokens=3, temperature=0)
 LONG = SamplingParams(max_tokens=100_000)
 
@@ -113,7 +116,7 @@ async def test_a_call_of_reflection_counts_as_its_tenants(start_for_tenants, raw
     asked, token = framed(ServerReflectionRequest(list_services="")), ("authorization", "Bearer acme-secret")
     streams = [raw.request(path, asked, end_stream=False, more_headers=[token]) for _ in range(3)]
     await raw.flush()
-    assert await raw.status(streams[2]) == (8, "tenant acme has 2 calls in flight; allowed: 2")
+    assert await raw.status(streams[2]) == (8, "tenant acme has 2 calls in flight: allowed is 2")
     raw.h2.end_stream(streams[0])
     await raw.flush()
     assert (await raw.status(streams[0]))[0] == 0
@@ -229,7 +232,7 @@ async def test_calls_in_flight_are_capped_by_tenant_with_a_hint_when_to_come_aga
     async with named(daemon, "acme-secret") as acme, named(daemon, "bolt-secret") as bolt:
         streams = [acme.generate([5], LONG) for _ in range(2)]
         await asyncio.gather(*(anext(stream) for stream in streams))
-        with pytest.raises(ServiceError, match="2 calls in flight; allowed: 2") as refusal:
+        with pytest.raises(ServiceError, match="2 calls in flight: allowed is 2") as refusal:
             await anext(acme.generate([5], LONG))
         assert (refusal.value.status, refusal.value.retry_seconds) == ("RESOURCE_EXHAUSTED", 1.0)
         await collect(bolt.generate([5], SHORT))
@@ -242,7 +245,7 @@ async def test_calls_in_flight_are_capped_by_tenant_with_a_hint_when_to_come_aga
 
 @pytest.mark.asyncio
 async def test_a_refusal_carries_retry_info_in_its_details(
-    start_for_tenants, tenants_file, collect, eventually
+    start_for_tenants, tenants_file, collect, raw_open, framed
 ):
     tenants_file.write_text(
         f'[tenants.slow]\ntoken_sha256 = ["{digest("s")}"]\ntokens_per_second = 10\nburst_tokens = 20'
@@ -253,9 +256,17 @@ async def test_a_refusal_carries_retry_info_in_its_details(
         with pytest.raises(ServiceError, match="10 tokens/s") as refusal:
             await anext(client.generate([5], SHORT))
         assert 2.0 < refusal.value.retry_seconds < 5.0
-        (details,) = refusal.value.__cause__.details
-        assert isinstance(details, RetryInfo)
-        assert details.retry_delay.ToMilliseconds() / 1000 == refusal.value.retry_seconds
+    raw = await raw_open(daemon.address)
+    asked = framed(GenerateRequest(token_ids=TokenIds(ids=[5])))
+    stream_id = raw.request(GENERATE, asked, more_headers=[("authorization", "Bearer s")])
+    await raw.flush()
+    assert (await raw.status(stream_id))[0] == 8
+    trailers = raw.trailers[stream_id]
+    (detail,) = Status.FromString(decode_bin_value(trailers["grpc-status-details-bin"].encode())).details
+    hint = RetryInfo()
+    assert detail.Unpack(hint)
+    assert 2000 < hint.retry_delay.ToMilliseconds() == int(trailers["retry-after-ms"])
+    await raw.close()
 
 
 @pytest.fixture

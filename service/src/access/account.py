@@ -109,7 +109,7 @@ class Account:
         tenant = self._tenant
         if tenant.max_in_flight is not None and self.num_in_flight >= tenant.max_in_flight:
             message = f"tenant {tenant.name} has {self.num_in_flight} calls in flight"
-            raise TenantLimitError(f"{message}; allowed: {tenant.max_in_flight}", IN_FLIGHT_RETRY_SECONDS)
+            raise TenantLimitError(f"{message}: allowed is {tenant.max_in_flight}", IN_FLIGHT_RETRY_SECONDS)
         if tenant.tokens_per_second is not None:
             self._fill()
             if self._level <= 0.0:

@@ -77,7 +77,7 @@ class Gate:
             if name in self._by_certificate:
                 return self._by_certificate[name]
         raise UnauthenticatedError(
-            "the call has no credential; allowed: a bearer token, a client certificate"
+            "the call has no credential: allowed is a bearer token, a client certificate"
         )
 
     def operator_of(self, stream: Stream[Any, Any]) -> Account:
@@ -95,7 +95,7 @@ class Gate:
     def _bearer(self, authorization: str | bytes) -> Account:
         text = authorization.decode("latin-1") if isinstance(authorization, bytes) else authorization
         if text[: len(BEARER)].lower() != BEARER:
-            raise UnauthenticatedError("authorization is of another kind; allowed: a bearer token")
+            raise UnauthenticatedError("authorization is of another kind: allowed is a bearer token")
         digest = hashlib.sha256(text[len(BEARER) :].strip().encode()).hexdigest()
         account = self._by_token.get(digest)
         if account is None:

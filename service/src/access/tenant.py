@@ -93,11 +93,11 @@ class Tenant:
         for field in ("token_sha256", "certificates"):
             values = getattr(self, field)
             if not isinstance(values, tuple) or not all(isinstance(value, str) and value for value in values):
-                raise ConfigError(f"{field} of tenant {self.name} is not allowed; allowed: a list of texts")
+                raise ConfigError(f"{field} of tenant {self.name} is not allowed: allowed is a list of texts")
         for place, digest in enumerate(self.token_sha256):
             if not DIGEST.fullmatch(digest):  # not shown: it may be the token itself
                 where = f"token_sha256[{place}] of tenant {self.name}"
-                raise ConfigError(f"{where} is no digest; allowed: 64 digits of lower-case hex")
+                raise ConfigError(f"{where} is no digest: allowed are 64 digits of lower-case hex")
 
     def _own(self, field: str) -> str:
         """A field's name in messages."""
@@ -129,17 +129,19 @@ def _tables(path: Path) -> Mapping[str, Any]:
     content = read_toml(path, "tenants")
     unknown = sorted(set(content) - {"tenants"})
     if unknown:
-        raise ConfigError(f"{shortened(unknown[0])} in {path} is not known; allowed: tables [tenants.NAME]")
+        raise ConfigError(
+            f"{shortened(unknown[0])} in {path} is not known: allowed are tables [tenants.NAME]"
+        )
     tables = content.get("tenants")
     if not isinstance(tables, dict) or not tables:
-        raise ConfigError(f"tenants {path} has no table [tenants.NAME]; allowed: one or more")
+        raise ConfigError(f"tenants {path} has no table [tenants.NAME]: allowed is one or more")
     return tables
 
 
 def _tenant(name: str, table: Any) -> Tenant:
     known = {entry.name for entry in fields(Tenant)} - {"name"}
     if not isinstance(table, dict):
-        raise ConfigError(f"tenant {shortened(name)} is no table; allowed: [tenants.NAME]")
+        raise ConfigError(f"tenant {shortened(name)} is no table: allowed is [tenants.NAME]")
     unknown = sorted(set(table) - known)
     if unknown:
         where = f"{shortened(unknown[0])} of tenant {shortened(name)}"
@@ -157,7 +159,7 @@ def _check_credentials(tenants: tuple[Tenant, ...]) -> None:
         credentials += [("certificates", value) for value in tenant.certificates]
         if not credentials:
             allowed = "token_sha256, certificates, or both"
-            raise ConfigError(f"tenant {tenant.name} has no credential; allowed: {allowed}")
+            raise ConfigError(f"tenant {tenant.name} has no credential: allowed is {allowed}")
         for credential in credentials:
             owner = owners.setdefault(credential, tenant.name)
             if owner != tenant.name:

@@ -75,7 +75,7 @@ class ReplyConnection(Connection):
     def create_stream(self, *, stream_id: int | None = None, wrapper: Wrapper | None = None) -> ReplyStream:
         """The stream of a call that is about to begin."""
         if stream_id is not None:
-            raise ValueError(f"stream_id is {stream_id}; allowed: None, since the server begins no streams")
+            raise ValueError(f"stream_id is {stream_id}: allowed is None, since the server begins no streams")
         return ReplyStream(self, self.h2, self._max_message_bytes, wrapper)
 
     def ack(self, stream_id: int, size: int) -> None:

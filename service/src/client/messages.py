@@ -43,7 +43,7 @@ def _text_of(session_id: bytes | str) -> str:
         return session_id.decode() if isinstance(session_id, bytes) else session_id
     except UnicodeDecodeError:
         raise InvalidRequestError(
-            f"session_id is {session_id!r}; allowed over the wire: UTF-8", "session_id"
+            f"session_id is {session_id!r}: allowed over the wire is UTF-8", "session_id"
         ) from None
 
 

@@ -115,11 +115,11 @@ class ReplyStream(Stream):
         flag, num_bytes = PREFIX.unpack(prefix)
         if flag:
             what = "a compressed message" if flag == 1 else f"a message of the unknown flag {flag}"
-            raise _broken(f"the server sent {what}; allowed: messages that are not compressed, flag 0")
+            raise _broken(f"the server sent {what}: allowed are messages that are not compressed, flag 0")
         if num_bytes > self._max_message_bytes:
             message = f"the server announced a message of {num_bytes} bytes"
-            allowed = f"allowed: max_message_bytes is {self._max_message_bytes}"
-            raise ServiceError(f"{message}; {allowed}", Status.RESOURCE_EXHAUSTED.name)
+            allowed = f"allowed is max_message_bytes, {self._max_message_bytes}"
+            raise ServiceError(f"{message}: {allowed}", Status.RESOURCE_EXHAUSTED.name)
 
 
 def _broken(problem: str) -> ServiceError:

@@ -30,13 +30,13 @@ def prompt_of(request: pb.GenerateRequest) -> str | Sequence[int]:
     """
     for field in NOT_SERVED:
         if _is_set(request, field):
-            raise InvalidRequestError(f"{field} is not served; allowed: text", field)
+            raise InvalidRequestError(f"{field} is not served: allowed is text", field)
     if request.data_parallel_rank:
-        message = f"data_parallel_rank is {request.data_parallel_rank}; allowed: 0"
+        message = f"data_parallel_rank is {request.data_parallel_rank}: allowed is 0"
         raise InvalidRequestError(message, "data_parallel_rank")
     kind = request.WhichOneof("input")
     if kind is None:
-        raise InvalidRequestError("input is missing; allowed: tokenized or text", "input")
+        raise InvalidRequestError("input is missing: allowed is tokenized or text", "input")
     return str(request.text) if kind == "text" else tuple(request.tokenized.input_ids)
 
 

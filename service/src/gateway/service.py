@@ -88,7 +88,7 @@ class GatewayService:
         engine = self._engine_service.model().engine
         if len(request.request_ids) > ABORTED_IDS_LIMIT:
             message = (
-                f"request_ids holds {len(request.request_ids)} entries; allowed: up to {ABORTED_IDS_LIMIT}"
+                f"request_ids holds {len(request.request_ids)} entries: allowed is up to {ABORTED_IDS_LIMIT}"
             )
             raise InvalidRequestError(message, "request_ids")
         for request_id in request.request_ids:
@@ -186,7 +186,7 @@ class GatewayService:
     @contextmanager
     def _one_more_reader(self) -> Iterator[None]:
         if self._num_readers >= MAX_TOKENIZER_READERS:
-            message = f"{self._num_readers} callers read the tokenizer; allowed: {MAX_TOKENIZER_READERS}"
+            message = f"{self._num_readers} callers read the tokenizer: allowed is {MAX_TOKENIZER_READERS}"
             raise GRPCError(Status.RESOURCE_EXHAUSTED, message)
         self._num_readers += 1
         try:

@@ -6,15 +6,14 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from pykv.field_checks import is_integer
+from pykv.field_checks import integer_range, is_integer, number_range
+from pykv.scheduler_config import OPTION_RANGES
 
 __all__ = [
     "FILE",
     "FLAG",
     "HOST",
-    "PART",
     "SCALES",
-    "SHARE",
     "SIZE",
     "SPACE",
     "TEXT",
@@ -23,8 +22,11 @@ __all__ = [
     "Kind",
     "choice",
     "integer",
+    "number",
+    "of_scheduler",
     "rate",
     "seconds",
+    "share",
 ]
 
 UNITS = {
@@ -63,34 +65,59 @@ class Kind:
         read: returns the value; raises ValueError, or returns None, where it is not allowed.
         allowed: what is, in words.
         placeholder: stands for the value in the help.
+        is_range: whether the help says what is allowed.
     """
 
     read: Callable[[Any], Any]
     allowed: str
     placeholder: str
+    is_range: bool = False
 
 
-def integer(low: int, high: int = MOST) -> Kind:
-    """An integer in [low, high]."""
-    bound = f"from {low} to {'2^48' if high == MOST else high}"
-    return Kind(lambda value: _within(_integer(value), low, high), f"an integer {bound}", "N")
+def integer(low: int, high: int) -> Kind:
+    """An integer from `low` to `high`."""
+    return Kind(lambda value: _within(_integer(value), low, high), integer_range(low, high), "N", True)
+
+
+def of_scheduler(option: str) -> Kind:
+    """An integer in the range that the scheduler has for an option."""
+    return integer(*OPTION_RANGES[option])
 
 
 def seconds(low: float, high: float) -> Kind:
-    """A time in seconds in [low, high]."""
-    return Kind(
-        lambda value: _within(_real(value), low, high), f"seconds from {low:g} to {high:g}", "SECONDS"
-    )
+    """A time in seconds from `low` to `high`."""
+    return number(low, high, "SECONDS")
 
 
 def rate(low: float, high: float) -> Kind:
-    """So many a second, in [low, high]."""
-    return Kind(lambda value: _within(_real(value), low, high), f"a number from {low:g} to {high:g}", "RATE")
+    """So many a second, from `low` to `high`."""
+    return number(low, high, "RATE")
+
+
+def share(*, above_low: bool = False, below_high: bool = False) -> Kind:
+    """A number from 0 to 1; the ends may be left out."""
+    return number(0.0, 1.0, "SHARE", above_low=above_low, below_high=below_high)
+
+
+def number(
+    low: float, high: float, placeholder: str, *, above_low: bool = False, below_high: bool = False
+) -> Kind:
+    """A number from `low` to `high`; the ends may be left out."""
+
+    def read(value: Any) -> float | None:
+        real = _real(value)
+        is_end = (above_low and real == low) or (below_high and real == high)
+        return None if is_end else _within(real, low, high)
+
+    allowed = number_range(low, high, above_low=above_low, below_high=below_high)
+    return Kind(read, allowed, placeholder, True)
 
 
 def choice(*words: str) -> Kind:
     """One of some words."""
-    return Kind(lambda value: value if value in words else None, ", ".join(words), "|".join(words))
+    return Kind(
+        lambda value: value if value in words else None, f"one of {', '.join(words)}", "|".join(words)
+    )
 
 
 def _integer(value: Any) -> int:
@@ -148,16 +175,6 @@ def _scale_pair(value: Any) -> tuple[float, float]:
     return of_keys, of_values
 
 
-def _part(value: Any) -> float | None:
-    number = _real(value)
-    return number if 0.0 <= number <= 1.0 else None
-
-
-def _share(value: Any) -> float | None:
-    number = _real(value)
-    return number if 0.0 <= number < 1.0 else None
-
-
 URL = Kind(
     lambda value: value if isinstance(value, str) and URL_PATTERN.fullmatch(value) else None,
     "a URL of http or https, such as http://127.0.0.1:4318",
@@ -175,5 +192,3 @@ FLAG = Kind(_flag, "true or false", "BOOL")
 SIZE = Kind(_size, "a whole number of bytes from 1 to 256TiB, such as 2GiB, 500MB or 1048576", "SIZE")
 SPACE = Kind(_size_or_none, "a whole number of bytes from 0 to 256TiB, such as 4GiB or 500MB", "SIZE")
 SCALES = Kind(_scale_pair, "two numbers above 0, of the keys and of the values, such as 0.05,0.5", "K,V")
-PART = Kind(_part, "a number from 0 to 1", "SHARE")
-SHARE = Kind(_share, "a number from 0 to below 1", "SHARE")

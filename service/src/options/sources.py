@@ -56,7 +56,7 @@ def _read(name: str, value: Any, shown_name: str) -> Any:
     except (ValueError, TypeError, OverflowError, RecursionError):
         read = None
     if read is None:
-        raise ConfigError(f"{shown_name} is {shown(value)}; allowed: {kind.allowed}")
+        raise ConfigError(f"{shown_name} is {shown(value)}: allowed is {kind.allowed}")
     return read
 
 

@@ -10,6 +10,7 @@ from pykv.engine.config import (
     ATTENTION_BACKENDS,
     DTYPES,
     EVICTIONS,
+    MOST_PENDING_TOKENS,
     PREEMPTIONS,
     QUEUE_ORDERS,
     EngineConfig,
@@ -20,9 +21,7 @@ from pykv.service.options.kinds import (
     FILE,
     FLAG,
     HOST,
-    PART,
     SCALES,
-    SHARE,
     SIZE,
     SPACE,
     TEXT,
@@ -31,8 +30,10 @@ from pykv.service.options.kinds import (
     Kind,
     choice,
     integer,
+    of_scheduler,
     rate,
     seconds,
+    share,
 )
 from pykv.service.tls import TlsFiles
 
@@ -59,6 +60,11 @@ def _engine(name: str, kind: Kind, group: str, text: str) -> Any:
     return _option(default, kind, group, text)
 
 
+def _count(name: str, group: str, text: str) -> Any:
+    """An option of the engine that its scheduler takes as it is, and whose range it knows."""
+    return _engine(name, of_scheduler(name), group, text)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeOptions:
     """What the daemon serves, and how.
@@ -74,10 +80,8 @@ class ServeOptions:
         "attention_backend", choice(*ATTENTION_BACKENDS), MODEL, "of the attention"
     )
     cuda_graphs: bool = _engine("cuda_graphs", FLAG, MODEL, "record the decodes on a GPU and replay them")
-    block_size: int = _engine("block_size", integer(1), CACHE, "tokens a block")
-    num_blocks: int | None = _engine(
-        "num_blocks", integer(2), CACHE, "blocks of the cache, instead of --kv-memory"
-    )
+    block_size: int = _count("block_size", CACHE, "tokens a block")
+    num_blocks: int | None = _count("num_blocks", CACHE, "blocks of the cache, instead of --kv-memory")
     kv_memory: int | None = _engine(
         "kv_memory_bytes",
         SIZE,
@@ -85,7 +89,10 @@ class ServeOptions:
         "size of the cache, such as 2GiB; if not set 1GiB, or what --gpu-memory-utilization leaves",
     )
     gpu_memory_utilization: float = _engine(
-        "gpu_memory_utilization", SHARE, CACHE, "share of a GPU that weights, steps and cache may take"
+        "gpu_memory_utilization",
+        share(above_low=True),
+        CACHE,
+        "share of a GPU that weights, steps and cache may take",
     )
     kv_dtype: str = _engine("kv_dtype", choice("auto", *kv_format_names()), CACHE, "of the cache")
     kv_scales: tuple[float, float] | None = _engine(
@@ -100,13 +107,14 @@ class ServeOptions:
     enable_prefix_caching: bool = _engine(
         "enable_prefix_caching", FLAG, CACHE, "keep blocks for prompts that begin alike"
     )
-    partial_block_reuse: int = _engine(
+    partial_block_reuse: int = _count(
         "partial_block_reuse",
-        integer(0),
         CACHE,
-        "fewest tokens of a cached block that are reused by copying it; 0 = whole blocks",
+        "fewest tokens of a cached block, below its size, that are reused by copying it; 0 = whole blocks",
     )
-    watermark: float = _engine("watermark", SHARE, CACHE, "share of the blocks that an admission leaves free")
+    watermark: float = _engine(
+        "watermark", share(below_high=True), CACHE, "share of the blocks that an admission leaves free"
+    )
     admission: str = _engine("admission", choice(*ADMISSIONS), CACHE, "when a waiting request starts")
     eviction: str = _engine(
         "eviction",
@@ -116,23 +124,21 @@ class ServeOptions:
     )
     tenant_cache_share: float = _engine(
         "tenant_cache_share",
-        PART,
+        share(),
         CACHE,
         "share of the cache that a tenant's idle blocks may fill before they make room first",
     )
-    max_model_len: int | None = _engine(
-        "max_model_len", integer(2), SCHEDULER, "tokens a sequence; the model's if not set"
+    max_model_len: int | None = _count(
+        "max_model_len", SCHEDULER, "tokens a sequence; the model's if not set"
     )
-    max_num_seqs: int = _engine("max_num_seqs", integer(1), SCHEDULER, "sequences that run at once")
-    max_num_batched_tokens: int = _engine("max_num_batched_tokens", integer(1), SCHEDULER, "tokens a step")
-    max_chunk_tokens: int | None = _engine(
-        "max_chunk_tokens", integer(1), SCHEDULER, "tokens of one sequence a step; no cap if not set"
+    max_num_seqs: int = _count("max_num_seqs", SCHEDULER, "sequences that run at once")
+    max_num_batched_tokens: int = _count("max_num_batched_tokens", SCHEDULER, "tokens a step")
+    max_chunk_tokens: int | None = _count(
+        "max_chunk_tokens", SCHEDULER, "tokens of one sequence a step; no cap if not set"
     )
-    max_queued_requests: int = _engine(
-        "max_queued_requests", integer(1), SCHEDULER, "samples that wait; more are refused"
-    )
-    max_queued_tokens: int | None = _engine(
-        "max_queued_tokens", integer(1), SCHEDULER, "prompt tokens that wait; no limit if not set"
+    max_queued_requests: int = _count("max_queued_requests", SCHEDULER, "samples that wait; more are refused")
+    max_queued_tokens: int | None = _count(
+        "max_queued_tokens", SCHEDULER, "prompt tokens that wait; no limit if not set"
     )
     queue_order: str = _option(
         "fair_share",
@@ -158,10 +164,16 @@ class ServeOptions:
         None, FILE, SECURITY, "TOML file of tenants, their credentials and limits; everybody if not set"
     )
     max_connections: int = _option(
-        4096, integer(1), NETWORK, "connections at once; more are refused, and open files bound them too"
+        4096,
+        integer(1, 10**6),
+        NETWORK,
+        "connections at once; more are refused, and open files bound them too",
     )
     max_connections_per_peer: int = _option(
-        1024, integer(1), NETWORK, "of one IPv4 address or one /64 network of IPv6; a proxy is one peer"
+        1024,
+        integer(1, 10**6),
+        NETWORK,
+        "of one IPv4 address or one /64 network of IPv6; a proxy is one peer",
     )
     connections_per_second: float = _option(
         200.0, rate(0.1, 1e6), NETWORK, "that one peer may make in the long run, once it has made its most"
@@ -174,7 +186,7 @@ class ServeOptions:
     )
     control_frames_burst: int = _option(
         1000,
-        integer(10),
+        integer(10, 10**6),
         NETWORK,
         "resets, SETTINGS, PING and the like at once; then the connection is closed",
     )
@@ -208,7 +220,10 @@ class ServeOptions:
         256 * 2**20, SIZE, NETWORK, "memory of requests that are still coming in; more of them wait"
     )
     max_pending_tokens: int = _option(
-        2**10, integer(1), NETWORK, "tokens that may wait for one slow client; then its request is paused"
+        2**10,
+        integer(1, MOST_PENDING_TOKENS),
+        NETWORK,
+        "tokens that may wait for one slow client; then its request is paused",
     )
     stall_timeout: float = _option(
         30.0,
@@ -225,9 +240,8 @@ class ServeOptions:
     metrics_aliases: str = _option(
         "none", choice("none", "vllm"), OPERATION, "vllm: give vLLM's metrics under its names too"
     )
-    max_kv_events: int = _engine(
+    max_kv_events: int = _count(
         "max_kv_events",
-        integer(0, 2**24),
         OPERATION,
         f"events about cached blocks that wait for subscribers; 0: none are kept, or {DEFAULT_KV_EVENTS} with "
         "--kv-events-zmq",
@@ -260,23 +274,23 @@ class ServeOptions:
     def __post_init__(self) -> None:
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ConfigError(
-                "tls_cert and tls_key go together, but one of them is missing; allowed: both or none"
+                "tls_cert and tls_key go together, but one of them is missing: allowed is both or none"
             )
         if self.tls_client_ca is not None and self.tls_cert is None:
-            raise ConfigError("tls_client_ca is given without tls_cert and tls_key; allowed: with both")
+            raise ConfigError("tls_client_ca is given without tls_cert and tls_key: allowed is with both")
         if self.tls_client_auth == "optional" and self.tls_client_ca is None:
             raise ConfigError(
-                "tls_client_auth is 'optional' without tls_client_ca; "
-                "allowed: with the authorities by which clients' certificates are checked"
+                "tls_client_auth is 'optional' without tls_client_ca: "
+                "allowed is with the authorities by which clients' certificates are checked"
             )
         if self.tls_cert is None and not self.insecure_bind and not _is_loopback(self.host):
             raise ConfigError(
-                f"host is {self.host!r}, where others could read the plain text; "
-                "allowed: a loopback address, or any with --tls-cert and --tls-key, or with --insecure-bind"
+                f"host is {self.host!r}, where others could read the plain text: "
+                "allowed is a loopback address, or any with --tls-cert and --tls-key, or with --insecure-bind"
             )
 
         if self.kv_events_zmq_replay is not None and self.kv_events_zmq is None:
-            raise ConfigError("kv_events_zmq_replay is given without kv_events_zmq; allowed: with it")
+            raise ConfigError("kv_events_zmq_replay is given without kv_events_zmq: allowed is with it")
         for name in ("kv_events_zmq", "kv_events_zmq_replay"):
             self._check_zmq(name, getattr(self, name))
         if self.kv_events_zmq is not None and not self.max_kv_events:
@@ -289,8 +303,8 @@ class ServeOptions:
         host = address.removeprefix("tcp://").rpartition(":")[0]
         if not _is_loopback(host.removeprefix("[").removesuffix("]")):
             raise ConfigError(
-                f"{name} is {address!r}, where others could read the tokens of prompts; "
-                "allowed: ipc://, a loopback address, or any with --insecure-bind"
+                f"{name} is {address!r}, where others could read the tokens of prompts: "
+                "allowed is ipc://, a loopback address, or any with --insecure-bind"
             )
 
     def engine_config(self) -> EngineConfig:
@@ -344,7 +358,8 @@ def group_of(entry: Field[Any]) -> str:
 def help_of(entry: Field[Any]) -> str:
     """An option's line in the help."""
     default = "" if entry.default is None else f" (default: {_shown_default(entry)})"
-    return f"{entry.metadata['help']}{default}"
+    allowed = f"; {kind_of(entry).allowed}" if kind_of(entry).is_range else ""
+    return f"{entry.metadata['help']}{allowed}{default}"
 
 
 def _shown_default(entry: Field[Any]) -> str:

@@ -132,7 +132,7 @@ class BoundedConnection(Connection):
     def create_stream(self, *, stream_id: int | None = None, wrapper: Wrapper | None = None) -> BoundedStream:
         """The stream of a call that a client began."""
         if stream_id is None:
-            raise ValueError("stream_id is None; allowed: the id that the client chose")
+            raise ValueError("stream_id is None: allowed is the id that the client chose")
         return BoundedStream(self, self.h2, self._writer, self._limits, stream_id, self.incoming)
 
 

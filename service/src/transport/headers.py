@@ -30,8 +30,8 @@ NAME = re.compile(r"[!#$%&'*+.^_`|~0-9a-z-]+")
 FORBIDDEN_IN_VALUES = re.compile(r"[\0\r\n]")
 CONTENT_TYPES = ("application/grpc", "application/grpc+proto")
 TIMEOUT = re.compile(r"[0-9]{1,8}[HMSmun]")
-NO_MESSAGE = "the call has no request message; allowed: one"
-SEVERAL_MESSAGES = "the call has several request messages; allowed: one"
+NO_MESSAGE = "the call has no request message: allowed is one"
+SEVERAL_MESSAGES = "the call has several request messages: allowed is one"
 
 Headers = Sequence[tuple[str, str]]
 
@@ -65,7 +65,9 @@ def fault_of(headers: Headers, methods: Mapping[str, Handler], *, has_ended: boo
         return HeaderFault("malformed", None, f"the headers lack {', '.join(missing)}")
     num_bytes = size_of(headers)
     if num_bytes > MAX_HEADER_BYTES:
-        message = f"headers of {num_bytes} bytes; allowed: {MAX_HEADER_BYTES}, {FIELD_BYTES} a field included"
+        message = (
+            f"headers of {num_bytes} bytes: allowed is {MAX_HEADER_BYTES}, {FIELD_BYTES} a field included"
+        )
         return HeaderFault("large", Status.RESOURCE_EXHAUSTED, message)
     if is_malformed(headers, num_pseudo_headers=len(values.keys() & KNOWN_PSEUDO_HEADERS)):
         return HeaderFault("malformed", None, "HTTP/2 forbids a name, a value or the order of the headers")
@@ -104,18 +106,18 @@ def _metadata_fault(headers: Headers, values: Mapping[str, str]) -> HeaderFault 
         names = [name for name, _ in headers if name in SINGLE]
         twice = [name for name in names if names.count(name) > 1]
         if twice:
-            message = f"the metadata {twice[0]!a} is there {twice.count(twice[0])} times; allowed: once"
+            message = f"the metadata {twice[0]!a} is there {twice.count(twice[0])} times: allowed is once"
             return HeaderFault("metadata", Status.INVALID_ARGUMENT, message)
     return None
 
 
 def _problem_of(name: str, value: str) -> str | None:
     if not value.isascii():
-        return "is not ASCII; allowed: ASCII, or base64 under a name that ends in -bin"
+        return "is not ASCII: allowed is ASCII, or base64 under a name that ends in -bin"
     if name.endswith("-bin") and not name.startswith("grpc-") and not _is_base64(value):
         return "is not base64"
     if name == "grpc-timeout" and not TIMEOUT.fullmatch(value):
-        return f"is {value[:20]!a}; allowed: 1 to 8 digits and one of H M S m u n"
+        return f"is {value[:20]!a}: allowed are 1 to 8 digits and one of H M S m u n"
     return None
 
 
