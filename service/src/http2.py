@@ -174,6 +174,18 @@ class BoundedH2Connection(H2Connection):
             increment = self._inbound_flow_control_window_manager.process_bytes(frame.flow_controlled_length)
             return frames + ([WindowUpdateFrame(0, increment)] if increment else []), events
 
+    def _handle_data_on_closed_stream(
+        self, events: list[Event], error: StreamClosedError, frame: DataFrame
+    ) -> tuple[list[Frame], list[Event]]:
+        """Gives the window back; a client, who has reset the call, ignores what was on its way.
+
+        h2 would answer each frame by one more, and a server would take that for a flood.
+        """
+        frames, events = super()._handle_data_on_closed_stream(events, error, frame)
+        if self.config.client_side:
+            frames = [each for each in frames if not isinstance(each, RstStreamFrame)]
+        return frames, events
+
     def _receive_window_update_frame(self, frame: WindowUpdateFrame) -> tuple[list[Frame], list[Event]]:
         """Opens a window; one of 0 resets its stream only."""
         if frame.window_increment:

@@ -69,6 +69,28 @@ async def test_of_many_calls_few_ends_are_remembered_and_calls_that_are_left_do_
     assert client._channel._protocol is protocol
 
 
+@pytest.mark.asyncio
+async def test_what_still_comes_for_a_call_that_was_left_is_not_answered(start_daemon, eventually):
+    """The daemon would take thousands of resets for a flood, and close the connection."""
+    daemon = await start_daemon(control_frames_burst=10, control_frames_per_second=1.0)
+    async with Client(daemon.address) as client:
+        stream = client.generate([5], SamplingParams(max_tokens=100_000))
+        await anext(stream)
+        protocol = client._channel._protocol
+        protocol.connection._transport.pause_reading()
+        (connection,) = daemon.daemon._server._connections
+        (call,) = connection.connection.h2.streams.values()
+
+        async def is_full():
+            return call.outbound_flow_control_window < 1000
+
+        await eventually(is_full)
+        await stream.aclose()
+        protocol.connection._transport.resume_reading()
+        assert await client.health() == "SERVING"
+        assert client._channel._protocol is protocol
+
+
 def test_the_ends_of_all_calls_that_may_run_at_once_are_remembered():
     assert TransportLimits().max_streams < channel.MAX_CLOSED_STREAMS
 
