@@ -6,15 +6,17 @@ import sys
 import time
 import uuid
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Protocol
 
-from pykv.cli.connection import add_connection_options, client_of
+from pykv.cli.connection import add_connection_options, answering, client_of
 from pykv.cli.parser import Parser, integer, number
 from pykv.client import Client, ServiceError
 from pykv.engine.outputs import OutputDelta, Usage
 from pykv.errors import PykvError
 from pykv.retention import Retention
 from pykv.sampling import SamplingParams
+from pykv.service.served import ModelDescription
 
 __all__ = ["Conversation", "main"]
 
@@ -26,6 +28,7 @@ FAILED = ("abort", "error")
 """How an answer ends that the server, and not its user, has given up."""
 COMMAND = re.compile(r"/[a-z]*")
 HELP = "/new begins anew, /quit ends; Ctrl-C stops an answer"
+DROPPED = "/quit or Ctrl-D ends, and so does Ctrl-C once more"
 
 
 class Screen(Protocol):
@@ -134,59 +137,98 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with asyncio.Runner() as runner:
         client = client_of(options)
         try:
-            model = runner.run(client.get_model())
+            model = runner.run(_model(client, options.address))
             screen.note(f"{model.name}, up to {model.max_model_len} tokens. {HELP}.")
             conversation = Conversation(client, params, options.system)
+            talk = _Talk(runner, conversation, screen, options.address)
             try:
-                num_failed = _talk(runner, conversation, screen)
+                num_failed = talk.hold()
             finally:
-                _restart(runner, conversation, screen)
+                talk.restart()
         finally:
             runner.run(client.aclose())
     return int(num_failed > 0 and not sys.stdin.isatty())
 
 
-def _talk(runner: asyncio.Runner, conversation: Conversation, screen: Screen) -> int:
-    """Answers until the end of the input; returns how many answers failed."""
-    num_failed = 0
-    while (line := _read_line()) is not None:
-        if line == "/quit":
-            break
-        if line == "/new":
-            _restart(runner, conversation, screen)
-            screen.note("forgotten")
-        elif COMMAND.fullmatch(line):
-            screen.note(HELP if line == "/help" else f"{line} is no command: {HELP}")
-        elif line and not _answer(runner, conversation, line, screen):
-            num_failed += 1
-    return num_failed
+async def _model(client: Client, address: str) -> ModelDescription:
+    async with answering(address):
+        return await client.get_model()
 
 
-def _restart(runner: asyncio.Runner, conversation: Conversation, screen: Screen) -> None:
-    try:
-        runner.run(conversation.restart())
-    except PykvError as error:
-        screen.note(f"the server keeps the conversation for a while: {error}")
+class _Talk:
+    """Reads what the user types, until the end of the input.
 
+    Args:
+        address: of the server, as its user knows it.
+    """
 
-def _answer(runner: asyncio.Runner, conversation: Conversation, question: str, screen: Screen) -> bool:
-    """Shows the answer, or why there is none; returns whether it went well. Who stops it knows."""
-    start = time.monotonic()
-    try:
-        last = runner.run(conversation.ask(question, screen))
-    except KeyboardInterrupt:
+    def __init__(
+        self, runner: asyncio.Runner, conversation: Conversation, screen: Screen, address: str
+    ) -> None:
+        self._runner = runner
+        self._conversation = conversation
+        self._screen = screen
+        self._address = address
+
+    def hold(self) -> int:
+        """Answers, and returns how many answers failed."""
+        num_failed = 0
+        while (line := self._line()) is not None:
+            if line == "/quit":
+                break
+            if line == "/new":
+                self.restart()
+                self._screen.note("forgotten")
+            elif COMMAND.fullmatch(line):
+                self._screen.note(HELP if line == "/help" else f"{line} is no command: {HELP}")
+            elif line and not self._answer(line):
+                num_failed += 1
+        return num_failed
+
+    def restart(self) -> None:
+        """Forgets what was said, and has the server do so if it answers."""
+        try:
+            self._runner.run(self._restarted())
+        except PykvError as error:
+            self._screen.note(f"the server keeps the conversation for a while: {error}")
+
+    async def _restarted(self) -> None:
+        async with answering(self._address):
+            await self._conversation.restart()
+
+    def _line(self) -> str | None:
+        """The next line of the user; None at the end of the input, and where Ctrl-C drops two lines on end."""
+        for is_last in (False, True):
+            try:
+                return _read_line()
+            except UnicodeDecodeError as error:
+                self._screen.note(f"the line is no text in {error.encoding}, the encoding of the input")
+                return ""
+            except KeyboardInterrupt:
+                print()  # what comes next stands on a line of its own
+                if is_last or not sys.stdin.isatty():
+                    return None
+                self._screen.note(DROPPED)
+        return None
+
+    def _answer(self, question: str) -> bool:
+        """Shows the answer, or why there is none; returns whether it went well. Who stops it knows."""
+        screen, start = self._screen, time.monotonic()
+        try:
+            last = self._runner.run(self._conversation.ask(question, screen))
+        except KeyboardInterrupt:
+            screen.show("\n")
+            screen.note("stopped")
+            return True
+        except (PykvError, TimeoutError) as error:
+            screen.show("\n")
+            screen.note(_failure(error))
+            return False
         screen.show("\n")
-        screen.note("stopped")
-        return True
-    except (PykvError, TimeoutError) as error:
-        screen.show("\n")
-        screen.note(_failure(error))
-        return False
-    screen.show("\n")
-    if last is None or last.usage is None:
-        return False
-    screen.note(_summary(last.usage, last.finish_reason, time.monotonic() - start))
-    return last.finish_reason not in FAILED
+        if last is None or last.usage is None:
+            return False
+        screen.note(_summary(last.usage, last.finish_reason, time.monotonic() - start))
+        return last.finish_reason not in FAILED
 
 
 def _failure(error: Exception) -> str:
@@ -206,9 +248,12 @@ def _summary(usage: Usage, finish_reason: str | None, seconds: float) -> str:
 def _read_line() -> str | None:
     """The next line of the user; None at the end of the input."""
     is_terminal = sys.stdin.isatty()
+    if is_terminal:
+        with suppress(ModuleNotFoundError):  # not every build of Python has it
+            import readline  # noqa: F401  lets `input` edit the line, and recall those before
     try:
         return input("> " if is_terminal else "").strip()
-    except (EOFError, KeyboardInterrupt):
+    except EOFError:
         if is_terminal:
             print()  # what comes next stands on a line of its own
         return None

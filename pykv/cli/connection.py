@@ -1,12 +1,17 @@
 """How the commands reach a server: the same options for all of them."""
 
 import argparse
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
-from pykv.client import DEFAULT_ADDRESS, Client, tls_context
+from pykv.client import DEFAULT_ADDRESS, Client, ServiceError, tls_context
 from pykv.errors import ConfigError
 
-__all__ = ["add_connection_options", "client_of"]
+__all__ = ["add_connection_options", "answering", "client_of"]
+
+ANSWER_SECONDS = 10.0
 
 
 def add_connection_options(parser: argparse.ArgumentParser) -> None:
@@ -34,6 +39,27 @@ def client_of(options: argparse.Namespace) -> Client:
     tls = tls_context(options.tls_ca, options.tls_cert, options.tls_key) if wants_tls else None
     token = None if options.token_file is None else _token_in(Path(options.token_file))
     return Client(options.address, token=token, tls=tls)
+
+
+@asynccontextmanager
+async def answering(address: str) -> AsyncIterator[None]:
+    """Bounds how long a call of few words may take.
+
+    Raises:
+        ServiceError: the server did not answer in time; or it knows nobody by what was shown, and the error says how to
+            show a token.
+    """
+    try:
+        async with asyncio.timeout(ANSWER_SECONDS):
+            yield
+    except TimeoutError:
+        message = f"no answer from {address} within {ANSWER_SECONDS:g} s"
+        raise ServiceError(message, "UNAVAILABLE") from None
+    except ServiceError as error:
+        if error.status != "UNAUTHENTICATED":
+            raise
+        message = str(error).removeprefix(f"{error.status}: ")
+        raise ServiceError(f"{message}; see --token-file and --tls-cert", error.status) from error
 
 
 def _token_in(path: Path) -> str:

@@ -1,5 +1,7 @@
 """The program `pykv`: it hands its arguments to one of its commands."""
 
+import io
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,6 +13,9 @@ from pykv.extras import needs_extra
 __all__ = ["COMMANDS", "main"]
 
 REFUSED = 2
+INTERRUPTED = 128 + 2
+UNREAD = 128 + 13
+"""As a shell tells of SIGINT and SIGPIPE."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +56,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: the command and its arguments; None = of this process.
 
     Returns:
-        The exit code: 2, with one line on stderr, where the command is unknown or refuses.
+        The exit code: 2, with one line on stderr, where the command is unknown or refuses; 130 where Ctrl-C has ended
+        it, 141 where nobody reads what it writes.
     """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal may not have all characters of an answer
     name, *rest = [*(sys.argv[1:] if arguments is None else arguments)] or ["--help"]
     if name in ("-h", "--help"):
         print(_usage())
@@ -66,6 +75,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return int(run(rest) or 0)
     except PykvError as error:
         return _refuse(str(error))
+    except KeyboardInterrupt:
+        print(file=sys.stderr)  # what comes next stands on a line of its own
+        return INTERRUPTED
+    except BrokenPipeError:
+        os.dup2(
+            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
+        )  # or Python would write what is left at its end
+        return UNREAD
 
 
 def _usage() -> str:

@@ -93,6 +93,28 @@ def _end():
     raise EOFError
 
 
+@pytest.mark.asyncio
+@pytest.mark.parametrize(("is_typed", "num_answers"), [(True, 2), (False, 1)])
+async def test_ctrl_c_drops_the_line_that_is_typed_and_ends_the_talk_only_twice_on_end(
+    daemon, monkeypatch, capsys, is_typed, num_answers
+):
+    typed = iter(["four", KeyboardInterrupt, "to be", KeyboardInterrupt, KeyboardInterrupt, "never"])
+
+    def read(prompt):
+        line = next(typed)
+        if line is KeyboardInterrupt:
+            raise KeyboardInterrupt
+        return line
+
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    monkeypatch.setattr("sys.stdin.isatty", lambda: is_typed, raising=False)
+    monkeypatch.setattr("builtins.input", read)
+    arguments = ["chat", "--address", daemon.address, "--max-tokens", "2"]
+    assert await in_thread(lambda: main(arguments)) == 0
+    assert len(daemon.engine.finished) == num_answers
+    assert capsys.readouterr().out.count("[/quit or Ctrl-D ends") == (2 if is_typed else 0)
+
+
 class Typed:
     """Lines that a test types while the command runs."""
 

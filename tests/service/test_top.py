@@ -160,7 +160,7 @@ async def test_a_server_that_hangs_is_said_to_be_gone(monkeypatch):
             continue
         writer.close()
 
-    monkeypatch.setattr("pykv.cli.top.watch.ANSWER_SECONDS", 0.2)
+    monkeypatch.setattr("pykv.cli.connection.ANSWER_SECONDS", 0.2)
     hanging = await asyncio.start_server(swallow, "127.0.0.1", 0)
     host, port = hanging.sockets[0].getsockname()
     with pytest.raises(ServiceError, match=f"no answer from {host}:{port} within 0.2 s"):

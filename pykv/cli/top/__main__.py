@@ -45,7 +45,7 @@ async def _watch(options: argparse.Namespace, console: Console) -> None:
         if options.once:
             console.print(shown)
             return
-        if not console.is_terminal:
+        if not console.is_terminal or console.is_dumb_terminal:
             await _print(watch, shown, options.interval, console)
         with Live(shown, console=console, auto_refresh=False, screen=True) as live:
             while True:
@@ -70,7 +70,7 @@ def _parser() -> Parser:
     parser = Parser(
         prog="pykv top",
         description="Watches a server: its blocks, its requests, how long they take. One that goes away is waited "
-        "for. Into a file or a pipe the frames are written one below the other.",
+        "for. Into a file, a pipe or a dumb terminal the frames are written one below the other.",
     )
     parser.add_argument("--once", action="store_true", help="print one frame and end")
     parser.add_argument("--interval", type=_seconds, default=1.0, help="seconds between frames (%(default)s)")

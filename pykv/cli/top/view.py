@@ -1,8 +1,10 @@
 """How one moment looks in the terminal."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.measure import Measurement
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
@@ -12,9 +14,9 @@ from pykv.service.served import ModelDescription
 
 __all__ = ["block_map", "frame", "gone"]
 
-MAP_CELLS = 240
 MAP_WIDTH = 60
-HOST_CELLS = 60
+MAP_LINES = 4
+HOST_LINES = 1
 STATES = (("active", "█", "green"), ("cached", "▒", "yellow"), ("free", "·", "dim"))
 HOST_STATES = (("used", "█", "magenta"), ("free", "·", "dim"))
 PERCENTILES = (0.5, 0.9, 0.99)
@@ -28,13 +30,12 @@ ROWS = (
 
 
 def frame(description: ModelDescription, address: str, span: Span) -> RenderableType:
-    """All of one moment."""
+    """All of one moment; the blocks come last, since a low terminal shows what comes first."""
     return Group(
-        Panel(
-            Group(_headline(description, address, span), Text(), _blocks(description, span)), title="pykv top"
-        ),
+        Panel(_headline(description, address, span), title="pykv top"),
         _requests(span),
         _times(span),
+        Panel(_blocks(description, span), title="blocks"),
     )
 
 
@@ -72,16 +73,16 @@ def _headline(description: ModelDescription, address: str, span: Span) -> Text:
 def _blocks(description: ModelDescription, span: Span) -> RenderableType:
     counts = span.last.counts
     numbers = [counts[f"blocks_{state}"] for state, _, _ in STATES]
-    lines = [
+    lines: list[RenderableType] = [
         Text(f"device  {_legend(STATES, numbers)}, of {description.block_size} tokens each"),
-        _map(STATES, block_map(numbers, MAP_CELLS)),
+        _Map(STATES, numbers, MAP_LINES),
     ]
     if counts["host_blocks_total"]:
         free = counts["host_blocks_free"]
         host = [counts["host_blocks_total"] - free, free]
         lines += [
             Text(f"host    {_legend(HOST_STATES, host)}"),
-            _map(HOST_STATES, block_map(host, HOST_CELLS)),
+            _Map(HOST_STATES, host, HOST_LINES),
         ]
     return Group(*lines)
 
@@ -91,48 +92,80 @@ def _legend(states: tuple[tuple[str, str, str], ...], numbers: list[int]) -> str
     return f"{sum(numbers)} blocks: " + "  ".join(parts)
 
 
-def _map(states: tuple[tuple[str, str, str], ...], cells: list[int]) -> Text:
-    text = Text()
-    for (_, mark, style), count in zip(states, cells, strict=True):
-        text.append(mark * count, style)
-    return Text("\n").join(text[start : start + MAP_WIDTH] for start in range(0, len(text), MAP_WIDTH))
+@dataclass(frozen=True, slots=True)
+class _Map:
+    """Cells in proportion to numbers, in lines that are as long as there is room, MAP_WIDTH at most."""
+
+    states: tuple[tuple[str, str, str], ...]
+    numbers: Sequence[int]
+    num_lines: int
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        width = min(MAP_WIDTH, options.max_width)
+        text = Text()
+        for (_, mark, style), count in zip(
+            self.states, block_map(self.numbers, width * self.num_lines), strict=True
+        ):
+            text.append(mark * count, style)
+        yield Text("\n").join(text[start : start + width] for start in range(0, len(text), width))
 
 
-def _requests(span: Span) -> Table:
+@dataclass(frozen=True, slots=True)
+class _Fitting:
+    """A table where there is room for all its columns, else something narrower."""
+
+    table: Table
+    narrow: RenderableType
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        wanted = Measurement.get(console, options.update(max_width=10_000), self.table).maximum
+        yield self.table if wanted <= options.max_width else self.narrow
+
+
+def _requests(span: Span) -> RenderableType:
+    values = _request_values(span)
+    row = Table(box=None, padding=(0, 1, 0, 0))
+    column = Table(box=None, padding=(0, 1, 0, 0), show_header=False)
+    column.add_column()
+    column.add_column(justify="right")
+    for name, value in values.items():
+        row.add_column(name, justify="right", no_wrap=True)
+        column.add_row(name, value)
+    row.add_row(*values.values())
+    return _Fitting(row, column)
+
+
+def _request_values(span: Span) -> dict[str, str]:
     counts = span.last.counts
-    table = Table(expand=False, box=None, pad_edge=True)
-    values = (
-        ("running", str(counts["num_running"])),
-        ("waiting", str(counts["num_waiting"])),
-        ("tokens/s", _rate(span.rate("num_new_tokens"))),
-        ("steps/s", _rate(span.rate("num_steps"))),
-        ("hit rate", _share(span)),
-        ("preemptions", str(counts["preemptions"])),
-        ("evictions", str(counts["evictions"])),
-        (
-            "ended",
-            str(sum(counts[f"num_finished_{reason}"] for reason in ("stop", "length", "abort", "error"))),
-        ),
-        ("failed", str(counts["num_finished_error"])),
-    )
-    for name, _ in values:
-        table.add_column(name, justify="right")
-    table.add_row(*(value for _, value in values))
-    return table
+    ended = sum(counts[f"num_finished_{reason}"] for reason in ("stop", "length", "abort", "error"))
+    return {
+        "running": str(counts["num_running"]),
+        "waiting": str(counts["num_waiting"]),
+        "tokens/s": _rate(span.rate("num_new_tokens")),
+        "steps/s": _rate(span.rate("num_steps")),
+        "hit rate": _share(span),
+        "preemptions": str(counts["preemptions"]),
+        "evictions": str(counts["evictions"]),
+        "ended": str(ended),
+        "failed": str(counts["num_finished_error"]),
+    }
 
 
-def _times(span: Span) -> Table:
-    table = Table(box=None, pad_edge=True)
-    table.add_column("milliseconds")
-    for share in PERCENTILES:
-        table.add_column(f"p{share * 100:g}", justify="right")
-    table.add_column("values", justify="right")
+def _times(span: Span) -> RenderableType:
+    table = Table(box=None, padding=(0, 1, 0, 0))
+    table.add_column("milliseconds", no_wrap=True)
+    names = [f"p{share * 100:g}" for share in PERCENTILES]
+    for name in (*names, "values"):
+        table.add_column(name, justify="right", no_wrap=True)
+    lines = []
     for label, name in ROWS:
         times = span.times(name)
         if times.num_values:
             values = [f"{times.quantile(share) * 1000:.1f}" for share in PERCENTILES]
             table.add_row(label, *values, str(times.num_values))
-    return table
+            told = ", ".join(f"{name} {value}" for name, value in zip(names, values, strict=True))
+            lines.append(f"{label}: {told} ms of {times.num_values}")
+    return _Fitting(table, Text("\n".join(lines)))
 
 
 def _rate(rate: float | None) -> str:

@@ -1,18 +1,16 @@
 """Follows one server from frame to frame, also over a time in which it is not there."""
 
-import asyncio
 import time
 
 from rich.console import RenderableType
 
+from pykv.cli.connection import answering
 from pykv.cli.top.sample import History, Sample
 from pykv.cli.top.view import frame, gone
 from pykv.client import Client, ServiceError
 from pykv.service.served import ModelDescription
 
 __all__ = ["Watch"]
-
-ANSWER_SECONDS = 10.0
 
 
 class Watch:
@@ -39,12 +37,8 @@ class Watch:
         Raises:
             PykvError: the server does not answer, in time or at all, or may not be watched by this tenant.
         """
-        try:
-            async with asyncio.timeout(ANSWER_SECONDS):
-                return await self._next()
-        except TimeoutError:
-            message = f"no answer from {self._address} within {ANSWER_SECONDS:g} s"
-            raise ServiceError(message, "UNAVAILABLE") from None
+        async with answering(self._address):
+            return await self._next()
 
     async def next_or_gone(self) -> RenderableType:
         """The next frame, or the last one under the news that the server is gone; another model may come back.
