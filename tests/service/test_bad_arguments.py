@@ -49,6 +49,7 @@ def of_client(client, run):
             "address": "localhost:1",
             "token": None,
             "tls": None,
+            "max_message_bytes": 4096,
             "keepalive_seconds": 5.0,
             "keepalive_timeout_seconds": 1.0,
         },

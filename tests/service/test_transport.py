@@ -459,7 +459,7 @@ UNWELCOME = {
     "base64 of URLs": ({"x-bin": "_-8="}, INVALID_ARGUMENT, "'x-bin' is not base64"),
     "base64 padded amid": ({"x-bin": "AA==AAAA"}, INVALID_ARGUMENT, "'x-bin' is not base64"),
     "one of two that is no base64": ({"x-bin": "AAAA,*"}, INVALID_ARGUMENT, "'x-bin' is not base64"),
-    "too large": ({"x": "a" * 16_150}, 8, "allowed: 16384"),
+    "too large": ({"x": "a" * 16_150}, 8, "allowed is 16384"),
 }
 
 
