@@ -77,7 +77,7 @@ class HealthService(HealthBase):
     def _one_more(self, sharer: Sharer) -> Iterator[None]:
         if not self._watchers.take(sharer, 1):
             allowed = f"{MAX_WATCHERS_A_CONNECTION} on a connection, {MAX_WATCHERS} in all, and of those a fair part"
-            raise GRPCError(Status.RESOURCE_EXHAUSTED, f"too many watchers of health; allowed: {allowed}")
+            raise GRPCError(Status.RESOURCE_EXHAUSTED, f"too many watchers of health: allowed is {allowed}")
         try:
             yield
         finally:

@@ -191,7 +191,7 @@ async def test_a_call_of_a_few_names_may_send_as_little(raw, framed):
     assert method_limits(GATEWAY + "Abort", 2**24) == (2**18, False)
     for path in (WATCH, "/grpc.health.v1.Health/Check", "/pykv.v1.Engine/Abort", GATEWAY + "HealthCheck"):
         stream_id = await raw.send(path, framed(HealthCheckRequest(service="x" * 5000)))
-        assert await raw.status(stream_id) == (RESOURCE_EXHAUSTED, "message of 5003 bytes; allowed: 4096")
+        assert await raw.status(stream_id) == (RESOURCE_EXHAUSTED, "message of 5003 bytes: allowed is 4096")
 
 
 @pytest.mark.asyncio

@@ -265,7 +265,7 @@ class BoundedStream(Stream):
         if is_compressed:
             raise GRPCError(Status.UNIMPLEMENTED, "compressed messages are not served")
         if num_bytes > self.max_message_bytes:
-            message = f"message of {num_bytes} bytes; allowed: {self.max_message_bytes}"
+            message = f"message of {num_bytes} bytes: allowed is {self.max_message_bytes}"
             raise GRPCError(Status.RESOURCE_EXHAUSTED, message)
 
 
