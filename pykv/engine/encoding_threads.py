@@ -81,7 +81,7 @@ class _Lane:
             self._thread.submit(self._run_next)  # raises once it is shut down
             jobs = self._jobs.setdefault(tenant, deque())
             jobs.append(job)
-            self._line.put(tenant, 0, jobs[0].amount)
+            self._line.put(tenant, jobs[0].amount)
         return job.future
 
     def _run_next(self) -> None:
@@ -89,9 +89,9 @@ class _Lane:
             tenant = self._line.first()
             jobs = self._jobs[tenant]
             job = jobs.popleft()
-            self._line.serve(tenant)
+            self._line.serve(tenant, job.amount)
             if jobs:
-                self._line.put(tenant, 0, jobs[0].amount)
+                self._line.put(tenant, jobs[0].amount)
             else:
                 del self._jobs[tenant]
                 self._line.forget(tenant)

@@ -114,11 +114,11 @@ def in_order(pool, *messages):
     rooms = [Room(sharer, num_bytes, lambda: None) for sharer, num_bytes in messages]
     for room in rooms:
         pool.wait(room)
-    order = []
     while pool.num_waiting:
-        order.append(pool.first())
-        pool.give(order[-1], 0.0)
-        yield order[-1].sharer
+        room, stuck = pool.turn()
+        assert stuck == []
+        pool.give(room, 0.0)
+        yield room.sharer
     for room in rooms:
         pool.leave(room)
     ranks = pool._ranks
@@ -126,31 +126,62 @@ def in_order(pool, *messages):
     assert (ranks.line._begins, ranks.line._tags) == ({}, {})
 
 
-def test_who_has_least_is_next_and_of_those_that_have_as_little_by_turns():
+def test_groups_and_their_connections_have_turns_by_bytes():
     many, other, lone, large = Sharer("many"), Sharer("many"), Sharer("lone"), Sharer("large")
-    messages = [(large, 900), (many, 10), (many, 10), (other, 10), (lone, 10), (lone, 10)]
-    assert list(in_order(RoomPool(10_000, 99), *messages)) == [many, lone, large, other, lone, many]
+    messages = [(large, 95), (many, 10), (many, 10), (other, 10), (lone, 30), (lone, 30)]
+    expected = [many, other, lone, many, lone, large]
+    assert list(in_order(RoomPool(10_000, 99), *messages)) == expected
+
+
+def test_who_has_as_much_already_is_passed_over_and_who_wants_more_than_is_left_is_not():
+    pool, sharers = RoomPool(1000, 99), {}
+
+    def room(name, num_bytes, *, give=False):
+        made = Room(sharers.setdefault(name, Sharer(name)), num_bytes, lambda: None)
+        pool.wait(made)
+        if give:
+            pool.give(made, 0.0)
+        return made
+
+    room("full", 400, give=True)
+    more = room("full", 201)
+    assert pool.turn() == (None, [more])
+    small = room("other", 300)
+    assert pool.turn() == (small, [more])
+    pool.give(small, 0.0)
+    large = room("lone", 310)
+    assert pool.turn() == (None, [more, large])
+    smaller = room("new", 290)  # before the large one, since it wants less
+    assert pool.turn() == (smaller, [more])
+    pool.give(smaller, 0.0)
+    again = room("new", 5)
+    assert pool.turn() == (None, [more, again, large])
+    pool.wait_no_longer(large)
+    assert pool.turn() == (None, [more, again])
+    pool.leave(smaller)
+    assert pool.turn() == (again, [more])
 
 
 def test_turns_give_each_as_many_bytes():
     line = FairLine()
     order, wants = [], {"much": 1000, "little": 100, "some": 250}
     for name, num_bytes in wants.items():
-        line.put(name, 0, num_bytes)
+        line.put(name, num_bytes)
     while len(order) < 60:
         order.append(line.first())
-        line.serve(order[-1])
-        line.put(order[-1], 0, wants[order[-1]])
+        line.serve(order[-1], wants[order[-1]])
+        line.put(order[-1], wants[order[-1]])
     got = {name: order.count(name) * num_bytes for name, num_bytes in wants.items()}
     assert (got, order[:5]) == (
         {"much": 4000, "little": 4000, "some": 4000},
         ["little"] * 2 + ["some"] + ["little"] * 2,
     )
-    line.put("new", 0, 90)
+    line.put("new", 90)
     assert line.first() == "new"  # it has no claim for the time before, and owes nothing
+    assert next(line.in_order()) == "new"
+    assert sorted(line.in_order()) == ["little", "much", "new", "some"]
     line.discard("new")
-    line.put("little", 5, 10)
-    assert line.first() != "little"  # who has nothing comes first
+    assert line.first() != "new"
     for name in wants:
         line.forget(name)
     assert (len(line), line._begins, line._tags) == (0, {"new": line._clock}, {})
@@ -159,27 +190,12 @@ def test_turns_give_each_as_many_bytes():
 def test_a_line_keeps_little_of_those_that_changed_their_minds():
     line = FairLine()
     for place in range(10_000):
-        line.put(place % 7, place, place)
+        line.put(place % 7, place)
+    for _ in range(10_000):
+        line.discard(0)
+        line.put(0, 5)
     assert len(line) == 7
     assert len(line._heap) < 40
-
-
-@pytest.mark.asyncio
-async def test_who_waits_is_not_overtaken_by_those_that_have_more():
-    memory = queue_of(1000)
-    (holds,) = await given(memory, Message(memory, 980, Sharer("full")))
-    flood = Sharer("flood")
-    await given(memory, Message(memory, 10, flood))
-    polite = Message(memory, 90, Sharer("b"))
-    floods = [Message(memory, 10, flood) for _ in range(20)]
-    tasks = [message.begin() for message in (*floods[:10], polite, *floods[10:])]
-    await turns()
-    assert memory.num_waiting == 21
-    memory.leave(holds.room)
-    assert polite.room.is_given
-    await turns()
-    assert memory.num_waiting == 0
-    await end(*tasks)
 
 
 @pytest.mark.asyncio
@@ -318,6 +334,25 @@ async def test_rooms_are_lost_a_few_in_a_turn_and_no_more_than_are_needed(presse
 
 
 @pytest.mark.asyncio
+@pytest.mark.parametrize("is_last", [False, True])
+async def test_a_call_that_is_cancelled_in_the_turn_of_a_look_leaves_its_turn_to_the_next(pressed, is_last):
+    memory = queue_of(1200)
+    (holds,) = await given(memory, Message(memory, 500, Sharer("full")))
+    large = Message(memory, 800, Sharer("b")).begin()
+    fits = Message(memory, 650, Sharer("c"))
+    tasks = [large] if is_last else [large, Message(memory, 720, Sharer("d")).begin(), fits.begin()]
+    await turns()
+    if not is_last:
+        tasks[1].cancel()
+    large.cancel()
+    pressed(memory, 0.5)  # before the cancelled ones have had their turn
+    await end(*tasks[:-1])
+    assert fits.room.is_given != is_last
+    await end(*tasks)
+    assert (memory._next_look, memory.num_waiting, holds.num_lost) == (None, 0, 0)
+
+
+@pytest.mark.asyncio
 async def test_a_new_line_gives_those_that_have_room_their_time_again():
     memory = queue_of(300)
     (holds,) = await given(memory, Message(memory, 300))
@@ -394,7 +429,7 @@ def test_what_one_has_beyond_the_others_makes_way_for_them_unless_it_is_swift(nu
         made = Room(sharers.setdefault(name, Sharer(name)), num_bytes, lambda: None)
         pool.wait(made)
         if now is not None:
-            assert pool.fits(made)
+            assert pool.turn()[0] is made
             pool.give(made, now)
         return made
 
@@ -402,7 +437,7 @@ def test_what_one_has_beyond_the_others_makes_way_for_them_unless_it_is_swift(nu
     for place in range(11):
         room(str(place), 127, now=0.0)
     newcomer, as_much = room("newcomer", 100), room("as much", 520)
-    assert not pool.fits(newcomer)
+    assert pool.turn()[0] is None
     for each, now in ((greedy[1], 2.0), (greedy[0], 2.5)):
         each.num_come = num_come
         pool.renew(each, now)

@@ -285,6 +285,22 @@ async def test_a_probe_of_the_same_address_is_served_whatever_others_hold(start_
 
 
 @pytest.mark.asyncio
+async def test_requests_that_are_there_at_once_need_no_room_for_waiting(start_daemon, raw_open, framed):
+    daemon = await start_daemon(request_memory=2**20)
+    flood, polite = [await raw_open(daemon.address) for _ in range(12)], await raw_open(daemon.address)
+    for connection in flood:
+        streams = [connection.request(CHECK, end_stream=False) for _ in range(300)]
+        await connection.flush()
+        await connection.status(streams[-1])
+    whole = framed(pb.GenerateRequest(text="a", sampling=pb.SamplingParams(max_tokens=1)))
+    begun = [polite.request(GENERATE, whole) for _ in range(50)]
+    await polite.flush()
+    assert [await polite.status(stream_id) for stream_id in begun] == [(0, "")] * 50
+    for connection in (*flood, polite):
+        await connection.close()
+
+
+@pytest.mark.asyncio
 async def test_tenants_share_whatever_address_they_come_from(
     start_daemon, raw_open, framed, eventually, tmp_path
 ):

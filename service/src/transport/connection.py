@@ -30,7 +30,7 @@ from pykv.service.transport.writer import TickWriter
 
 __all__ = ["ServerProtocol"]
 
-MAX_BACKLOG_BYTES = 256 * 1024
+MAX_BACKLOG_BYTES = 64 * 1024
 ERROR_CHARACTERS = 200
 
 

@@ -16,6 +16,7 @@ from h2.events import (
     Event,
     PingReceived,
     RequestReceived,
+    StreamEnded,
     StreamReset,
     TrailersReceived,
     WindowUpdated,
@@ -46,7 +47,11 @@ Headers = list[tuple[str, str]]
 
 
 class BoundedConnection(Connection):
-    """A connection whose streams are bounded."""
+    """A connection whose streams are bounded.
+
+    Attributes:
+        whole: the streams that have ended on the client's side by what was fed last.
+    """
 
     def __init__(
         self,
@@ -68,6 +73,7 @@ class BoundedConnection(Connection):
         self.sharer = incoming.sharer
         self.stream_window = config.http2_stream_window_size
         self._num_to_give_back = 0
+        self.whole: set[int] = set()
 
     @property
     def offence(self) -> Offence | None:
@@ -121,6 +127,7 @@ class BoundedConnection(Connection):
         }
         updates = [event for event in events if isinstance(event, WindowUpdated) and event.stream_id == 0]
         needless.update(map(id, updates[:-1]))
+        self.whole = {event.stream_id for event in events if isinstance(event, StreamEnded)}
         return [event for event in events if id(event) not in needless] if needless else events
 
     def say_goodbye(
@@ -190,9 +197,12 @@ class CallEvents(EventsProcessor):
             self._refuse(event.stream_id, fault)
 
     def _fault_of_memory(self, stream_id: int, headers: Headers) -> HeaderFault | None:
-        """Takes the memory of a call that may begin."""
+        """Takes the memory of a call that may begin; one whose request is there at once needs none for waiting."""
+        path = dict(headers)[":path"]
+        if stream_id in self.connection.whole and self.handler.limits_of(path).is_queued:
+            return None
         num_bytes = size_of(headers)
-        if self.handler.has_many_messages(dict(headers)[":path"]):
+        if self.handler.has_many_messages(path):
             num_bytes += self.connection.stream_window  # of messages that nobody reads yet
         if self.connection.incoming.begin(stream_id, num_bytes):
             return None

@@ -38,7 +38,7 @@ class CallHandler(Handler):
         limits_of: Callable[[str], MethodLimits],
     ) -> None:
         super().__init__(mapping, codec, status_details_codec, dispatch)
-        self._limits_of = limits_of
+        self.limits_of = limits_of
 
     def __gc_step__(self) -> None:
         """Does nothing: grpclib would sweep out the calls that have ended at every tenth that begins."""
@@ -59,7 +59,7 @@ class CallHandler(Handler):
             stream.timeout_seconds, headers = _take_timeout(headers)
             path = _path_of(headers)
             stream.has_one_message = not self.has_many_messages(path)
-            stream.max_message_bytes, stream.is_queued = self._limits_of(path)
+            stream.max_message_bytes, stream.is_queued = self.limits_of(path)
         super().accept(stream, headers, release)
         task = self._tasks[stream]
         task.add_done_callback(release)

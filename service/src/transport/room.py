@@ -1,4 +1,4 @@
-"""What one message has of the memory for requests."""
+"""What one message has of the memory for requests, and whether it makes use of it."""
 
 from collections.abc import Callable
 
@@ -8,7 +8,7 @@ __all__ = ["SLOW_SECONDS", "Room"]
 
 SLOW_SECONDS = 1.0
 SLOW_PART, MOST_SLOW_BYTES = 32, 16 * 1024
-SWIFT_SECONDS = 4.0
+SWIFT_SECONDS, SWIFT_BYTES = 4.0, 2**20
 
 
 class Room:
@@ -54,6 +54,9 @@ class Room:
         return min(self.num_bytes // SLOW_PART, MOST_SLOW_BYTES)
 
     def is_swift(self, now: float) -> bool:
-        """Whether all of the message comes within SWIFT_SECONDS, if it goes on as it did; in the first it may begin."""
+        """Whether it goes on so that all of it comes within SWIFT_SECONDS, or SWIFT_BYTES of it a second.
+
+        It has a second to begin.
+        """
         seconds = now - self.since - SLOW_SECONDS
-        return self.num_come * SWIFT_SECONDS >= self.num_bytes * seconds
+        return self.num_come >= min(self.num_bytes / SWIFT_SECONDS, SWIFT_BYTES) * seconds

@@ -1,7 +1,8 @@
 """Who has room for messages, who waits for some, whose turn it is, and who gives way: all but the time."""
 
 from collections import OrderedDict
-from collections.abc import Hashable, Iterator
+from collections.abc import Generator, Hashable, Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Generic, TypeVar
@@ -13,7 +14,7 @@ from pykv.service.transport.shared_budget import Sharer
 
 __all__ = ["RoomPool"]
 
-LOOKED_AT = 64
+LOOKED_AT, LOOKED_AT_OF_ONE = 64, 4
 OWN_SECONDS = 4.0
 
 T = TypeVar("T", bound=Hashable)
@@ -41,14 +42,14 @@ class Ranks(Generic[T]):
             self.holding.discard(thing)
         if num_waiting:
             self.crowding.put(thing, num_waiting)
-            self.line.put(thing, num_bytes, wanted)
+            self.line.put(thing, wanted)
         else:
             self.crowding.discard(thing)
             self.line.discard(thing)
 
 
 @dataclass(eq=False, slots=True)
-class Connection:
+class Member:
     """One connection's part.
 
     Attributes:
@@ -78,8 +79,8 @@ class Group:
 
     num_bytes: int = 0
     num_waiting: int = 0
-    connections: dict[Sharer, Connection] = field(default_factory=dict)
-    ranks: Ranks[Connection] = field(default_factory=Ranks)
+    connections: dict[Sharer, Member] = field(default_factory=dict)
+    ranks: Ranks[Member] = field(default_factory=Ranks)
 
     def first(self) -> Room:
         """The next of those that wait; there must be one."""
@@ -118,7 +119,7 @@ class RoomPool:
     def wait(self, room: Room) -> None:
         """Lets a message wait."""
         group = self._groups.setdefault(room.group, Group())
-        group.connections.setdefault(room.sharer, Connection()).waiting[room] = None
+        group.connections.setdefault(room.sharer, Member()).waiting[room] = None
         self._count(room, num_bytes=0, num_waiting=1)
 
     def wait_no_longer(self, room: Room) -> None:
@@ -127,11 +128,11 @@ class RoomPool:
         self._count(room, num_bytes=0, num_waiting=-1)
 
     def give(self, room: Room, now: float) -> None:
-        """Gives the message whose turn it is its room."""
+        """Gives a message that waits its room."""
         room.is_given, room.since, room.due = True, now, now + SLOW_SECONDS
         group, connection = self._groups[room.group], self._connection_of(room)
-        self._ranks.line.serve(group)
-        group.ranks.line.serve(connection)
+        self._ranks.line.serve(group, room.num_bytes)
+        group.ranks.line.serve(connection, room.num_bytes)
         del connection.waiting[room]
         connection.rooms[room] = self._silent[room] = None
         self._count(room, num_bytes=room.num_bytes, num_waiting=-1)
@@ -154,11 +155,35 @@ class RoomPool:
         room.due = now + SLOW_SECONDS
         self._rooms_with(room).move_to_end(room)
 
-    def first(self) -> Room:
-        """Whose turn it is; there must be one that waits."""
-        return self._ranks.line.first().first()
+    def turn(self) -> tuple[Room | None, list[Room]]:
+        """Whose turn it is, and those for whom others make way.
 
-    def fits(self, room: Room) -> bool:
+        Whoever waits for more than it may have now lets others pass, if its group has as much already; else they wait
+        too, so that small messages do not keep a large one out.
+
+        Returns:
+            The first that waits for whose message there is room; None = there is none. And some who wait before that,
+            whose turn it is first.
+        """
+        stuck: list[Room] = []
+        with closing(self._in_order()) as waiting:
+            for room in islice(waiting, LOOKED_AT):
+                if self._fits(room):
+                    return room, stuck
+                stuck.append(room)
+                if self._groups[room.group].num_bytes < room.num_bytes:
+                    break
+        return None, stuck
+
+    def _in_order(self) -> Generator[Room]:
+        """The next message of each connection, of LOOKED_AT_OF_ONE of each group, by whose turn it is."""
+        with closing(self._ranks.line.in_order()) as groups:
+            for group in groups:
+                with closing(group.ranks.line.in_order()) as connections:
+                    for connection in islice(connections, LOOKED_AT_OF_ONE):
+                        yield connection.first()
+
+    def _fits(self, room: Room) -> bool:
         """Whether as much as a message that waits needs is left of what its connection may have."""
         group = self._groups[room.group]
         left = self._max_bytes - self.num_bytes - group.num_bytes
@@ -173,7 +198,7 @@ class RoomPool:
         candidates = (next(iter(connection.rooms)) for connection in self._richer(room))
         return next((other for other in islice(candidates, LOOKED_AT) if not other.is_swift(now)), None)
 
-    def _richer(self, room: Room) -> Iterator[Connection]:
+    def _richer(self, room: Room) -> Iterator[Member]:
         """Those with whom a message that waits may trade places, whoever has most first."""
         group = self._groups[room.group]
         for other in self._ranks.holding.above(group.num_bytes + room.num_bytes):
@@ -212,7 +237,7 @@ class RoomPool:
     def _may_lose(self, other: Room, room: Room, now: float) -> bool:
         if other.sharer is room.sharer:
             return other.due + OWN_SECONDS <= now
-        holders: tuple[Connection, Connection] | tuple[Group, Group]
+        holders: tuple[Member, Member] | tuple[Group, Group]
         if other.group == room.group:
             holders = self._connection_of(other), self._connection_of(room)
         else:
@@ -239,7 +264,7 @@ class RoomPool:
             del self._groups[room.group]
             self._ranks.line.forget(group)
 
-    def _connection_of(self, room: Room) -> Connection:
+    def _connection_of(self, room: Room) -> Member:
         return self._groups[room.group].connections[room.sharer]
 
     def _rooms_with(self, room: Room) -> OrderedDict[Room, None]:

@@ -10,6 +10,7 @@ __all__ = ["NO_ROOM", "RoomQueue"]
 
 LOOK_SECONDS = 0.1
 LOST_A_TURN = 16
+HELPED = 8
 NO_ROOM = "no room for the request's message; try again later"
 
 
@@ -55,6 +56,7 @@ class RoomQueue:
         except BaseException:
             self._forget(room)
             self.leave(room)  # given in the same turn
+            self._serve()
             raise
         if not may_go_on:
             raise RequestMemoryError(NO_ROOM)
@@ -79,14 +81,26 @@ class RoomQueue:
             self._pool.leave(room)
             self._serve()
 
-    def _serve(self) -> None:
-        """Gives room to those that are next, as long as there is some."""
-        while (room := self._first()) is not None and self._pool.fits(room):
+    def _serve(self) -> list[Room]:
+        """Gives room to those whose turn it is, as long as there is some; returns those that others make way for."""
+        while self._pool.num_waiting:
+            room, stuck = self._pool.turn()
+            gone = [each for each in stuck if self._ready[each].done()]  # cancelled, without a turn since
+            for each in gone:
+                self._drop(each)
+            if gone:
+                continue
+            if room is None:
+                return stuck
+            if self._ready[room].done():
+                self._drop(room)
+                continue
             self._pool.give(room, self._now())
             self._ready.pop(room).set_result(True)
-        if room is None and self._next_look is not None:
+        if self._next_look is not None:
             self._next_look.cancel()
             self._next_look = None
+        return []
 
     def _heed_crowd(self, room: Room) -> None:
         """Does what must be done where one more waits."""
@@ -96,17 +110,8 @@ class RoomQueue:
         if refused is not None:
             self._forget(refused)
 
-    def _first(self) -> Room | None:
-        """Who is next; those whose calls were cancelled, and have not had their turn since, wait no longer."""
-        while self._pool.num_waiting:
-            room = self._pool.first()
-            if not self._ready[room].done():
-                return room
-            self._drop(room)
-        return None
-
     def _forget(self, room: Room, *, may_go_on: bool = False) -> None:
-        """Has a message wait no longer, if it does."""
+        """Has a message wait no longer, if it does, and those behind it have their turn."""
         if room in self._ready:
             ready = self._drop(room)
             if not ready.done():
@@ -119,29 +124,27 @@ class RoomQueue:
 
     def _look(self) -> None:
         """Takes rooms from others for those that wait."""
-        loop = asyncio.get_running_loop()
-        self._next_look = loop.call_soon(self._look)
+        self._next_look = None
         for _ in range(LOST_A_TURN):
-            first = self._first()
-            room = None if first is None else self._to_lose(first)
+            stuck = self._serve()
+            room = next(filter(None, map(self._to_lose, stuck[:HELPED])), None)
             if room is None:
-                self._next_look.cancel()
-                self._next_look = loop.call_later(LOOK_SECONDS, self._look)
-                return
+                break
             room.is_lost = True
             room.when_lost()
-            self.leave(room)
-            if self._next_look is None:
-                return  # nobody waits any more
+            self._pool.leave(room)
+        if self._serve():
+            seconds = 0.0 if room is not None else LOOK_SECONDS
+            self._next_look = asyncio.get_running_loop().call_later(seconds, self._look)
 
-    def _to_lose(self, first: Room) -> Room | None:
-        """The room that is lost next for the message whose turn it is; None = none at this time."""
+    def _to_lose(self, waits: Room) -> Room | None:
+        """The room that is lost next for a message that waits; None = none at this time."""
         now = self._now()
-        room = self._pool.in_the_way(first, now)
+        room = self._pool.in_the_way(waits, now)
         if room is not None:
             return room
         for _ in range(LOST_A_TURN):
-            room = self._pool.overdue(first, now)
+            room = self._pool.overdue(waits, now)
             if room is None or not room.is_behind():
                 return room
             self._pool.put_off(room, now)  # what was sent of it may be there

@@ -128,7 +128,8 @@ class BoundedStream(Stream):
             await self._take(room)
             try:
                 self._begun_at += self._loop.time() - asked_at  # that it waited is not the client's fault
-                expire(self._begun_at + self._limits.request_seconds)
+                if not room.is_lost:  # as it may be again before this has its turn
+                    expire(self._begun_at + self._limits.request_seconds)
                 self._tell_of(room)
                 while not self._has_come(size):
                     await self._receive_more(size, 0)
