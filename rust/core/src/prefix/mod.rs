@@ -368,8 +368,13 @@ impl PrefixCache {
             }
             tables.push(table);
         }
-        let parent = hits.checked_sub(1).map_or(NodeId::ROOT, |last| self.path[last]);
+        let parent = self.found();
         (tables, Cursor { published: hits, parent, generation: self.generation, has_ended: false })
+    }
+
+    /// The node at which the lookup at hand ends.
+    fn found(&self) -> NodeId {
+        self.hits.checked_sub(1).map_or(NodeId::ROOT, |last| self.path[last])
     }
 
     /// Takes `count` new blocks for a table, evicting idle ones where too few are free, or takes none.

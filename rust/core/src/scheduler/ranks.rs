@@ -24,16 +24,16 @@ pub(super) struct Relief {
     pub(super) hits: usize,
 }
 
-/// What prompts of an earlier rank get of a step's budget before the decodes of a later one: half of it, if they want so
-/// much. Asked in the order of the ranks.
+/// What prompts of an earlier rank get of a step's budget before the decodes of a later one: their next chunks, or half of
+/// the budget if that is less. Asked in the order of the ranks.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Reserve {
     most: usize,
-    /// The rank of the one that starts in this step, and the tokens that it wants.
+    /// The rank of the one that starts in this step, and the tokens of its first chunk.
     starting: Option<(u64, usize)>,
     /// The rank that was asked for last.
     rank: u64,
-    /// Tokens that prompts of earlier ranks want, and those of that rank.
+    /// Tokens in the chunks of earlier ranks, and of that rank.
     earlier: usize,
     same: usize,
 }
@@ -44,7 +44,7 @@ impl Reserve {
         self.most > 0
     }
 
-    /// A running prompt wants some tokens.
+    /// A running prompt has a chunk of some tokens left.
     pub(super) fn add(&mut self, rank: u64, num_tokens: usize) {
         self.reach(rank);
         self.same += num_tokens;
@@ -56,6 +56,11 @@ impl Reserve {
         let starting =
             self.starting.filter(|&(first, _)| first < rank).map_or(0, |(_, num_tokens)| num_tokens);
         self.most.min(self.earlier + starting)
+    }
+
+    /// Nobody starts in this step: somebody was preempted, or left out for want of a block.
+    pub(super) fn nobody_starts(&mut self) {
+        self.starting = None;
     }
 
     fn reach(&mut self, rank: u64) {
@@ -97,8 +102,7 @@ impl Scheduler {
             self.preempt(step, last);
         }
         if self.running.len() > step.reserve.most && step.reserve.is_on() {
-            let found = self.probe(index).hits * self.block_size.tokens();
-            step.reserve.starting = Some((key.rank, self.sequences[index].tokens.len() - found));
+            step.reserve.starting = Some((key.rank, self.first_chunk(index)));
         }
         if relief.sequences > 0 && self.config.max_steps_in_flight > 1 {
             self.hold_back_for_second();

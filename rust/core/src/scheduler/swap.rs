@@ -27,6 +27,7 @@ impl Scheduler {
     /// be made. If nothing of it was computed, because failed steps took its start back, it waits as if it had never started.
     /// The caller takes it out of `running`.
     pub(super) fn preempt(&mut self, step: &mut Step, index: SeqIndex) {
+        step.reserve.nobody_starts();
         if !self.sequences[index].has_computed {
             return self.preempt_without_copy(index);
         }
