@@ -433,6 +433,11 @@ impl PrefixCache {
         }
     }
 
+    /// Whether the last block that a sequence shares or has published is one that a step in flight has yet to compute.
+    pub(crate) fn awaits_step(&self, cursor: Cursor) -> bool {
+        cursor.generation == self.generation && !self.tree.is_computed(cursor.parent)
+    }
+
     /// Whether a sequence may still publish.
     pub(crate) fn goes_on(&self, cursor: Cursor) -> bool {
         cursor.generation == self.generation && !cursor.has_ended
