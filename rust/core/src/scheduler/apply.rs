@@ -278,7 +278,7 @@ impl Scheduler {
         let again = end.min(sequence.high_water).saturating_sub(sequence.num_computed);
         sequence.num_computed = end;
         sequence.high_water = sequence.high_water.max(end);
-        if self.config.enable_prefix_caching {
+        if self.config.enable_prefix_caching && sequence.cursor.published < self.block_size.full_blocks(end) {
             self.publish_computed(index);
             while self.sequences[index].is_fork && self.fold_forks(index) {
                 self.publish_computed(index);

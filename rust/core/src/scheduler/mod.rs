@@ -419,7 +419,7 @@ impl Scheduler {
     /// Everything that holds rows and blocks.
     fn placed(&self) -> impl Iterator<Item = &Sequence> {
         let indices = self.running.iter().copied().chain(self.paused.iter_placed());
-        indices.map(|index| &self.sequences[index]).filter(|sequence| sequence.is_running())
+        indices.map(|index| &self.sequences[index])
     }
 
     /// Puts a sequence among the running ones, by age.
