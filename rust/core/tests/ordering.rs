@@ -207,6 +207,32 @@ fn nobody_is_pushed_out_for_a_request_that_does_not_fit_all_the_same() {
 }
 
 #[test]
+fn who_others_gave_way_to_starts_in_the_same_step_whatever_blocks_the_decodes_take() {
+    for num_steps in 0..8 {
+        let mut engine = Engine::new(SchedulerConfig {
+            num_blocks: 60,
+            max_num_seqs: 20,
+            preempt_lower_ranks: true,
+            ..config(QueueOrder::Priority)
+        });
+        // In each step three of them go on to their next blocks.
+        for len in 1..13 {
+            let tokens = prompt(len, len as usize);
+            let submission = Submission { priority: 9, max_tokens: Some(60), ..Submission::new(&tokens) };
+            engine.scheduler.submit(submission).unwrap();
+        }
+        while engine.scheduler.stats().blocks.free > 10 {
+            engine.step();
+        }
+        (0..num_steps).for_each(|_| _ = engine.step());
+        let before = engine.scheduler.stats();
+        let urgent = submit(&mut engine, Submission::new(&prompt(30, 40)));
+        engine.step();
+        assert!(engine.outputs.contains_key(&(urgent.get(), 0)), "after {num_steps} steps: {before:?}");
+    }
+}
+
+#[test]
 fn blocks_that_a_victim_shares_with_the_urgent_one_count_once() {
     let mut engine =
         Engine::new(SchedulerConfig { preempt_lower_ranks: true, ..config(QueueOrder::Priority) });
