@@ -27,7 +27,8 @@ class SchedulerConfig:
     Attributes:
         num_blocks: blocks of the pool, the null block 0 included, at least 2, and enough for one sequence of 2 tokens.
         num_host_blocks: blocks of the host's pool for preempted sequences, its null block 0 included; 0: none.
-        preemption: "recompute"; "swap": copied to the host where there is room; "auto": what costs less (`set_costs`).
+        preemption: "recompute"; "swap": copied to the host where there is room, with `num_host_blocks` of 2 or more;
+            "auto": what costs less (`set_costs`).
         block_size: tokens a block, 1 to 65,536.
         groups: the model's layer groups, one to 64 of them: None for layers that keep every position, else the sliding
             window in tokens (a query at q reads the keys with q - k < window). Each group has a block table of its own

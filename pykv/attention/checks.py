@@ -49,7 +49,7 @@ def check_shape(name: str, tensor: Tensor, shape: tuple[int, ...], meaning: str)
 
 def check_last_contiguous(name: str, tensor: Tensor) -> None:
     """Raises ValueError unless neighbours along the last axis are neighbours in memory."""
-    if tensor.stride(-1) != 1 and tensor.shape[-1] > 1:
+    if tensor.stride(-1) != 1 and tensor.shape[-1] > 1 and tensor.numel() > 0:
         raise ValueError(f"{name} has strides {tensor.stride()}; the last dimension must be contiguous")
 
 

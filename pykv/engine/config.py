@@ -171,11 +171,12 @@ class EngineConfig:
         self._set("kv_scales", form.with_tensor_scales(*scales).tensor_scales)
 
     def _take_from_scheduler(self) -> None:
-        """Has the scheduler's own checks look at what is for it, with the pool as large as may be."""
+        """Has the scheduler's own checks look at what is for it, with the pool as large as may be, and a host."""
         known = {"num_blocks": self.num_blocks, "max_model_len": self.max_model_len}
         given = {name: value for name, value in known.items() if value is not None}
         most_blocks = MOST_SLOTS // self.block_size if _divides_slots(self.block_size) else 2
-        checked = scheduler_config(self, **{"num_blocks": most_blocks} | given)
+        assumed = {"num_blocks": most_blocks, "num_host_blocks": 2 if self.swap_space_bytes else 0}
+        checked = scheduler_config(self, **assumed | given)
         for name in (*SCHEDULER_OPTIONS, *given):
             self._set(name, getattr(checked, name))
         for name in ("watermark", "tenant_cache_share"):

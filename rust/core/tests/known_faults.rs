@@ -135,7 +135,7 @@ fn a_late_abort_never_reaches_a_later_request() {
 
 /// Two sequences that start together and each come to hold 60 % of 20 blocks.
 fn two_that_do_not_fit_together(num_host_blocks: usize) -> Engine {
-    let preemption = PreemptionMode::Swap;
+    let preemption = if num_host_blocks > 0 { PreemptionMode::Swap } else { PreemptionMode::Recompute };
     let mut engine = Engine::new(SchedulerConfig { num_host_blocks, preemption, ..config(21, 4) });
     for seed in 0..2 {
         engine.submit(&prompt(seed, 30), 18, 1);

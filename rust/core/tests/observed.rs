@@ -1,6 +1,10 @@
 //! What the cache tells about itself: why blocks were missed, and events about those that can be found.
 #![cfg(not(loom))]
 
+#[path = "support/discard.rs"]
+mod discard;
+#[path = "support/reset.rs"]
+mod reset;
 mod support;
 
 use std::collections::HashSet;
@@ -8,8 +12,8 @@ use std::collections::HashSet;
 use proptest::prelude::*;
 use pykv_core::prefix::content_key::{ContentKey, content_keys, root_key};
 use pykv_core::prefix::{EventKind, Events, Media, MissCounts};
-use pykv_core::scheduler::{AdmissionPolicy, Submission};
-use pykv_core::{BlockSize, LayerGroup, SchedulerConfig, TokenId};
+use pykv_core::scheduler::{AdmissionPolicy, Outcome, Submission};
+use pykv_core::{BlockSize, LayerGroup, RequestId, SchedulerConfig, TokenId};
 use support::Engine;
 
 fn config(num_blocks: usize) -> SchedulerConfig {
@@ -196,11 +200,31 @@ fn a_reset_is_one_event_and_events_that_nobody_asked_for_are_not_kept() {
     assert_eq!(silent.scheduler.snapshot_events(), Events::default());
 }
 
+#[test]
+fn what_a_step_in_flight_computes_is_stored_once_it_was_applied() {
+    let mut engine =
+        Engine::new(SchedulerConfig { max_steps_in_flight: 2, max_chunk_tokens: 8, ..config(32) });
+    let tokens = prompt(0, 21);
+    // The second one shares what the steps compute of the first.
+    (0..2).for_each(|_| _ = engine.submit(&tokens, 1, 1));
+    let keys = content_keys(BlockSize::new(4).unwrap(), b"", &tokens, &[]);
+    let mut known = HashSet::new();
+    for num_stored in [0, 4, 5] {
+        while engine.has_room() && engine.plan().is_some() {}
+        play(&engine.scheduler.take_events(), &mut known);
+        assert_eq!(known, keys[..num_stored].iter().copied().collect());
+        assert_eq!(engine.scheduler.snapshot_events().keys, keys[..num_stored]);
+        act(&mut engine, &Action::Apply { fail: false });
+    }
+}
+
 #[derive(Clone, Debug)]
 enum Action {
     Submit { seed: TokenId, len: usize, scope: bool, samples: usize },
-    Step { fail: bool },
+    Plan,
+    Apply { fail: bool },
     Discard,
+    Abort(u64),
     Reset,
     Take,
 }
@@ -209,11 +233,42 @@ fn action() -> impl Strategy<Value = Action> {
     prop_oneof![
         4 => (0..3u32, 1..40usize, any::<bool>(), 1..3usize)
             .prop_map(|(seed, len, scope, samples)| Action::Submit { seed, len, scope, samples }),
-        10 => prop::bool::weighted(0.1).prop_map(|fail| Action::Step { fail }),
+        10 => Just(Action::Plan),
+        10 => prop::bool::weighted(0.1).prop_map(|fail| Action::Apply { fail }),
         1 => Just(Action::Discard),
+        1 => (0..20u64).prop_map(Action::Abort),
         1 => Just(Action::Reset),
         3 => Just(Action::Take),
     ]
+}
+
+fn act(engine: &mut Engine, action: &Action) {
+    match *action {
+        Action::Submit { seed, len, scope, samples } => {
+            let tokens: Vec<TokenId> = (0..len as u32).map(|place| (place + seed / 2) % 7).collect();
+            let scope: &[u8] = if scope { b"a" } else { b"b" };
+            let _ = engine.scheduler.submit(Submission {
+                max_tokens: Some(9),
+                num_samples: samples,
+                scope,
+                ..Submission::new(&tokens)
+            });
+        }
+        Action::Plan if engine.has_room() => drop(engine.plan()),
+        Action::Apply { fail } => {
+            let Some(plan) = engine.oldest() else { return };
+            let failed_rows = if fail { &[0][..] } else { &[] };
+            let tokens = engine.compute_failing(plan, failed_rows);
+            engine.apply(plan, &tokens, &vec![Outcome::Ok; tokens.len()], failed_rows);
+        }
+        Action::Discard => {
+            let Some(queued) = engine.queue.back() else { return };
+            engine.discard(queued.plan);
+        }
+        Action::Abort(request) => drop(engine.scheduler.abort(RequestId::new(request))),
+        Action::Reset => engine.reset(),
+        Action::Plan | Action::Take => {}
+    }
 }
 
 proptest! {
@@ -224,44 +279,30 @@ proptest! {
         window in prop_oneof![Just(None), (1..12usize).prop_map(Some)],
         with_full in any::<bool>(),
         spare in 0..8usize,
-        actions in prop::collection::vec(action(), 1..80),
+        max_steps_in_flight in 1..3usize,
+        max_chunk_tokens in prop_oneof![Just(5usize), Just(16)],
+        actions in prop::collection::vec(action(), 1..120),
     ) {
         let window = window.map(|tokens| LayerGroup::Window { tokens });
         let full = (with_full || window.is_none()).then_some(LayerGroup::Full);
         let groups: Vec<LayerGroup> = full.into_iter().chain(window).collect();
         let num_blocks = groups.len() * (17 + spare);
         let mut engine = Engine::new(SchedulerConfig {
-            groups, max_kv_events: 100_000, report_other_scopes: true, ..config(num_blocks)
+            groups,
+            max_kv_events: 100_000,
+            report_other_scopes: true,
+            max_steps_in_flight,
+            max_chunk_tokens,
+            ..config(num_blocks)
         });
         let mut known = HashSet::new();
         for action in &actions {
-            match *action {
-                Action::Submit { seed, len, scope, samples } => {
-                    let tokens: Vec<TokenId> = (0..len as u32).map(|place| (place + seed / 2) % 7).collect();
-                    let scope: &[u8] = if scope { b"a" } else { b"b" };
-                    let _ = engine.scheduler.submit(Submission {
-                        max_tokens: Some(9), num_samples: samples, scope, ..Submission::new(&tokens)
-                    });
-                }
-                Action::Step { fail } => {
-                    if let Some(plan) = engine.plan() {
-                        let tokens = engine.compute(plan);
-                        let outcomes = vec![pykv_core::scheduler::Outcome::Ok; tokens.len()];
-                        engine.apply(plan, &tokens, &outcomes, if fail { &[0] } else { &[] });
-                    }
-                }
-                Action::Discard => {
-                    if let Some(plan) = engine.plan() {
-                        engine.scheduler.discard(plan.id).unwrap();
-                    }
-                }
-                Action::Reset => engine.scheduler.reset_prefix_cache(),
-                Action::Take => {
-                    play(&engine.scheduler.take_events(), &mut known);
-                    let mut now = HashSet::new();
-                    play(&engine.scheduler.snapshot_events(), &mut now);
-                    prop_assert_eq!(&known, &now);
-                }
+            act(&mut engine, action);
+            if let Action::Take = action {
+                play(&engine.scheduler.take_events(), &mut known);
+                let mut now = HashSet::new();
+                play(&engine.scheduler.snapshot_events(), &mut now);
+                prop_assert_eq!(&known, &now);
             }
         }
     }

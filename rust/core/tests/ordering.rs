@@ -3,8 +3,10 @@
 
 mod support;
 
+use proptest::collection::vec;
+use proptest::prelude::*;
 use pykv_core::policy::order::QueueOrder;
-use pykv_core::scheduler::{AdmissionPolicy, Submission};
+use pykv_core::scheduler::{AdmissionPolicy, Outcome, Submission};
 use pykv_core::{Error, RequestId, SchedulerConfig, TokenId};
 use support::Engine;
 
@@ -119,6 +121,69 @@ fn decodes_of_a_later_rank_leave_half_of_the_budget_to_an_urgent_prompt() {
     }
 }
 
+/// Decodes of a late rank in a large pool.
+fn among_decodes(config: SchedulerConfig, num_decodes: usize) -> Engine {
+    let mut engine = Engine::new(SchedulerConfig {
+        num_blocks: 4000,
+        block_size: 8,
+        max_num_seqs: 100,
+        max_model_len: 300,
+        queue_order: QueueOrder::Priority,
+        preempt_lower_ranks: true,
+        ..config
+    });
+    // What they begin with is cached.
+    engine.submit(&prompt(3, 45), 1, 1);
+    engine.run();
+    for seed in 0..num_decodes as u32 {
+        let tokens = [seed];
+        let submission = Submission { priority: 5, max_tokens: Some(200), ..Submission::new(&tokens) };
+        engine.scheduler.submit(submission).unwrap();
+    }
+    while engine.scheduler.stats().num_waiting > 0 {
+        engine.step();
+    }
+    engine
+}
+
+#[test]
+fn what_an_urgent_prompt_cannot_use_of_a_step_the_decodes_of_later_ranks_have() {
+    let mut engine = among_decodes(
+        SchedulerConfig { max_num_batched_tokens: 64, max_chunk_tokens: 8, ..config(QueueOrder::Priority) },
+        56,
+    );
+    submit(&mut engine, Submission::new(&[9; 40]));
+    let plan = engine.plan().unwrap();
+    assert_eq!((plan.num_decodes, plan.num_tokens), (56, 64));
+}
+
+proptest! {
+    #[test]
+    fn no_decode_is_left_out_of_a_step_that_has_budget_left(
+        max_chunk_tokens in prop_oneof![Just(3usize), Just(8), Just(20), Just(100)],
+        partial_block_reuse in prop_oneof![Just(0usize), Just(2)],
+        lens in vec((0usize..45, 1usize..60, 0i32..3), 1..12),
+    ) {
+        let config = SchedulerConfig {
+            max_num_batched_tokens: 50,
+            max_chunk_tokens,
+            partial_block_reuse,
+            ..config(QueueOrder::Priority)
+        };
+        let mut engine = among_decodes(config, 40);
+        for (number, (cached, own, priority)) in lens.into_iter().enumerate() {
+            let tokens = [&prompt(3, cached)[..], &vec![number as u32 + 100; own]].concat();
+            let submission = Submission { priority, max_tokens: Some(4), ..Submission::new(&tokens) };
+            engine.scheduler.submit(submission).unwrap();
+            let plan = engine.plan().unwrap();
+            let num_left_out = engine.scheduler.stats().num_running - plan.num_batch_rows;
+            prop_assert!(num_left_out == 0 || plan.num_tokens == 50, "{num_left_out} left out of {plan:?}");
+            let tokens = engine.compute(plan);
+            engine.apply(plan, &tokens, &vec![Outcome::Ok; tokens.len()], &[]);
+        }
+    }
+}
+
 #[test]
 fn nobody_is_pushed_out_for_a_request_that_does_not_fit_all_the_same() {
     for (urgent_len, preemptions) in [(50, 0), (36, 2), (20, 1), (4, 0)] {
@@ -138,6 +203,32 @@ fn nobody_is_pushed_out_for_a_request_that_does_not_fit_all_the_same() {
         assert_eq!(engine.outputs.contains_key(&(late.get(), 0)), urgent_len < 50);
         engine.run();
         assert_eq!(engine.outputs[&(late.get(), 0)], engine.expected(&urgent, 0, 2));
+    }
+}
+
+#[test]
+fn who_others_gave_way_to_starts_in_the_same_step_whatever_blocks_the_decodes_take() {
+    for num_steps in 0..8 {
+        let mut engine = Engine::new(SchedulerConfig {
+            num_blocks: 60,
+            max_num_seqs: 20,
+            preempt_lower_ranks: true,
+            ..config(QueueOrder::Priority)
+        });
+        // In each step three of them go on to their next blocks.
+        for len in 1..13 {
+            let tokens = prompt(len, len as usize);
+            let submission = Submission { priority: 9, max_tokens: Some(60), ..Submission::new(&tokens) };
+            engine.scheduler.submit(submission).unwrap();
+        }
+        while engine.scheduler.stats().blocks.free > 10 {
+            engine.step();
+        }
+        (0..num_steps).for_each(|_| _ = engine.step());
+        let before = engine.scheduler.stats();
+        let urgent = submit(&mut engine, Submission::new(&prompt(30, 40)));
+        engine.step();
+        assert!(engine.outputs.contains_key(&(urgent.get(), 0)), "after {num_steps} steps: {before:?}");
     }
 }
 

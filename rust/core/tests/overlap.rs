@@ -240,10 +240,11 @@ fn outputs_do_not_depend_on_preemption_with_two_steps_in_flight() {
     let mut counts = (0, 0);
     for groups in [vec![LayerGroup::Full], vec![LayerGroup::Full, LayerGroup::Window { tokens: 9 }]] {
         for num_blocks in [17, 19, 22, 27, 34] {
-            for num_host_blocks in [0, 40] {
+            for (num_host_blocks, preemption) in [(0, PreemptionMode::Recompute), (40, PreemptionMode::Swap)]
+            {
                 let mut engine = Engine::new(SchedulerConfig {
                     num_host_blocks,
-                    preemption: PreemptionMode::Swap,
+                    preemption,
                     groups: groups.clone(),
                     ..config(num_blocks * groups.len())
                 });

@@ -182,6 +182,7 @@ proptest! {
             groups,
             max_steps_in_flight: if has_states { 1 } else { max_steps_in_flight },
             num_host_blocks: if has_states { 0 } else { 24 },
+            preemption: if has_states { PreemptionMode::Recompute } else { PreemptionMode::Swap },
             num_state_slots,
             checkpoint_every: 2,
             partial_block_reuse: if has_states { 0 } else { 1 },

@@ -15,7 +15,6 @@ import_exception!(pykv.errors, QueueFullError);
 import_exception!(pykv.errors, RecordingError);
 import_exception!(pykv.errors, StepError);
 import_exception!(pykv.errors, TraceError);
-import_exception!(pykv.errors, UnknownRequestError);
 
 /// The exception for a core error.
 pub(crate) fn exception(error: &Error) -> PyErr {
@@ -34,7 +33,6 @@ pub(crate) fn exception(error: &Error) -> PyErr {
         | Error::NotInFlight { .. }
         | Error::ArrayLength { .. }
         | Error::ArrayValue { .. } => StepError::new_err(message),
-        Error::UnknownRequest { .. } => UnknownRequestError::new_err(message),
         Error::Broken { .. } => PoisonedError::new_err(message),
     }
 }

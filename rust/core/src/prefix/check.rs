@@ -55,6 +55,10 @@ impl PrefixCache {
         if !self.tree.contains(parent) {
             return Err(Error::broken("I6 chain", format!("{node:?} hangs below {parent:?}, which is gone")));
         }
+        if self.tree.is_computed(node) && !self.tree.is_computed(parent) {
+            let detail = format!("{node:?} is computed, {parent:?} above it is announced only");
+            return Err(Error::broken("I6 chain", detail));
+        }
         for (index, &block) in self.tree.blocks(node).iter().enumerate() {
             let is_full = self.groups[index].is_full();
             if block == BlockId::NULL {

@@ -134,7 +134,8 @@ impl PrefixCache {
         snapshot
     }
 
-    /// All computed nodes, each behind its parent, in time that grows with their number.
+    /// All computed nodes, each behind its parent, in time that grows with their number. Those above a computed one are
+    /// computed (I6).
     fn parents_first(&self) -> Vec<NodeId> {
         let (mut ordered, mut chain) = (Vec::new(), Vec::new());
         let mut is_placed = vec![false; self.tree.num_numbers()];

@@ -368,8 +368,13 @@ impl PrefixCache {
             }
             tables.push(table);
         }
-        let parent = hits.checked_sub(1).map_or(NodeId::ROOT, |last| self.path[last]);
+        let parent = self.found();
         (tables, Cursor { published: hits, parent, generation: self.generation, has_ended: false })
+    }
+
+    /// The node at which the lookup at hand ends.
+    fn found(&self) -> NodeId {
+        self.hits.checked_sub(1).map_or(NodeId::ROOT, |last| self.path[last])
     }
 
     /// Takes `count` new blocks for a table, evicting idle ones where too few are free, or takes none.
@@ -426,6 +431,11 @@ impl PrefixCache {
         if !self.keeps_all || !self.goes_on(left_off) {
             cursor.has_ended = true;
         }
+    }
+
+    /// Whether the last block that a sequence shares or has published is one that a step in flight has yet to compute.
+    pub(crate) fn awaits_step(&self, cursor: Cursor) -> bool {
+        cursor.generation == self.generation && !self.tree.is_computed(cursor.parent)
     }
 
     /// Whether a sequence may still publish.

@@ -103,20 +103,7 @@ impl PrefixCache {
     /// The longest run inside one cached block that goes on with `tokens` where their last hit ends, if every group has
     /// that block. The block is pinned by what is returned. `tokens` does not hold the one that must be computed.
     pub fn partial_hit(&mut self, cursor: Cursor, scope: ScopeId, tokens: &[TokenId]) -> Option<PartialHit> {
-        let heads = self.heads.as_ref()?;
-        let size = self.pool.block_size().tokens();
-        let start = cursor.published * size;
-        let wanted = tokens.get(start..tokens.len().min(start + size))?;
-        let (own, _) = self.scopes.of_block(scope, cursor.published);
-        let common = |node: NodeId| {
-            let tokens = self.tree.tokens(node).iter().zip(wanted);
-            (tokens.take_while(|(cached, wanted)| cached == wanted).count(), node)
-        };
-        let (num_tokens, node) = heads
-            .alike(&self.tree, cursor.node(), own, wanted)
-            .filter(|&node| !self.tree.blocks(node).contains(&BlockId::NULL))
-            .map(common)
-            .max_by_key(|&(num_tokens, _)| num_tokens)?;
+        let (num_tokens, node) = self.longest_run(cursor.node(), cursor.published, scope, tokens)?;
         if self.counts_hits {
             self.tree.count_hit(node);
         }
@@ -127,6 +114,36 @@ impl PrefixCache {
             sources.push_retained(block);
         }
         Some(PartialHit { sources, num_tokens })
+    }
+
+    /// The tokens that [`partial_hit`](Self::partial_hit) would save where the lookup at hand ends.
+    pub(crate) fn probe_partial(&self, scope: ScopeId, tokens: &[TokenId]) -> usize {
+        self.longest_run(self.found(), self.hits, scope, tokens).map_or(0, |(num_tokens, _)| num_tokens)
+    }
+
+    /// The longest run inside one cached block that goes on with `tokens` behind their first `hits` blocks, which end at a
+    /// node, and the node of that block.
+    fn longest_run(
+        &self,
+        found: NodeId,
+        hits: usize,
+        scope: ScopeId,
+        tokens: &[TokenId],
+    ) -> Option<(usize, NodeId)> {
+        let heads = self.heads.as_ref()?;
+        let size = self.pool.block_size().tokens();
+        let start = hits * size;
+        let wanted = tokens.get(start..tokens.len().min(start + size))?;
+        let (own, _) = self.scopes.of_block(scope, hits);
+        let common = |node: NodeId| {
+            let tokens = self.tree.tokens(node).iter().zip(wanted);
+            (tokens.take_while(|(cached, wanted)| cached == wanted).count(), node)
+        };
+        heads
+            .alike(&self.tree, found, own, wanted)
+            .filter(|&node| !self.tree.blocks(node).contains(&BlockId::NULL))
+            .map(common)
+            .max_by_key(|&(num_tokens, _)| num_tokens)
     }
 
     /// Notes that a node was computed.

@@ -41,8 +41,8 @@ pub(crate) struct Published {
 impl PrefixCache {
     /// Makes a sequence's full blocks findable up to the first `num_tokens` of `tokens`. Where an equal block is published
     /// already, the table goes over to that one and gives its own back, unless a fork holds that too: then publishing goes on
-    /// in a later call, when the fork has let it go, or ends, if no group keeps all positions. Returns whether a table
-    /// changed.
+    /// in a later call, when the fork has let it go, or ends, if no group keeps all positions. Where others have announced a
+    /// block it goes on once they have published that. Returns whether a table changed.
     pub fn publish(
         &mut self,
         tables: &mut [BlockTable],
@@ -52,7 +52,7 @@ impl PrefixCache {
         num_tokens: usize,
     ) -> bool {
         let Published { is_folded, .. } =
-            self.publish_until(tables, cursor, scope, tokens, num_tokens, |_| false);
+            self.publish_until(tables, cursor, scope, tokens, num_tokens, |_| true);
         self.end_where_stuck(cursor, scope, tokens, num_tokens, usize::MAX);
         is_folded
     }
@@ -70,7 +70,10 @@ impl PrefixCache {
     ) -> Published {
         let size = self.pool.block_size();
         let (mut is_folded, mut waits_for) = (false, None);
-        while self.goes_on(*cursor) && cursor.published < size.full_blocks(num_tokens) {
+        while self.goes_on(*cursor)
+            && cursor.published < size.full_blocks(num_tokens)
+            && self.tree.is_computed(cursor.parent)
+        {
             let start = cursor.published * size.tokens();
             let run = &tokens[start..start + size.tokens()];
             let (own, binding) = self.scopes.of_block(scope, cursor.published);

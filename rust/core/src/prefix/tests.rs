@@ -231,6 +231,36 @@ fn announced_blocks_are_shared_at_once_and_gone_when_withdrawn() {
 }
 
 #[test]
+fn what_others_announced_is_not_cached_before_they_publish_it() {
+    let pool = BlockPool::new(16, BlockSize::new(4).unwrap()).unwrap();
+    let options = CacheOptions { max_events: 100, ..CacheOptions::default() };
+    let mut cache = PrefixCache::with_options(pool, &[LayerGroup::Full], options).unwrap();
+    let scope = cache.enter_scope(b"");
+    let tokens = prompt(0, 12);
+    let mut writer = [BlockTable::new(cache.pool())];
+    cache.extend(&mut writer[0], 2).unwrap();
+    let mut at_writer = cache.root();
+    cache.announce(&writer, at_writer, scope, &tokens, 0..8, |_| ());
+    // One shares both blocks and computes the next one, another one computes all three.
+    let (mut sharer, mut at_sharer) = cache.share(scope, &tokens, 2);
+    let mut twin = [BlockTable::new(cache.pool())];
+    let mut at_twin = cache.root();
+    cache.extend(&mut sharer[0], 1).unwrap();
+    cache.extend(&mut twin[0], 3).unwrap();
+    assert!(!cache.publish(&mut sharer, &mut at_sharer, scope, &tokens, 12));
+    assert!(!cache.publish(&mut twin, &mut at_twin, scope, &tokens, 12));
+    assert_eq!((at_sharer.published, at_twin.published), (2, 0));
+    assert_eq!((cache.snapshot_events().keys.len(), cache.take_events().keys.len()), (0, 0));
+    cache.check().unwrap();
+    cache.publish(&mut writer, &mut at_writer, scope, &tokens, 8);
+    assert!(!cache.publish(&mut sharer, &mut at_sharer, scope, &tokens, 12));
+    assert!(cache.publish(&mut twin, &mut at_twin, scope, &tokens, 12));
+    assert_eq!((at_sharer.published, at_twin.published), (3, 3));
+    assert_eq!(cache.snapshot_events().keys, cache.take_events().keys);
+    cache.check().unwrap();
+}
+
+#[test]
 fn a_block_that_is_given_back_after_those_above_it_goes_before_them() {
     let pool = BlockPool::new(8, BlockSize::new(4).unwrap()).unwrap();
     let options = CacheOptions { partial_reuse: 1, ..CacheOptions::default() };

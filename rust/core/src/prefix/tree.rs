@@ -128,7 +128,8 @@ impl Tree {
         hash_mask: u64,
     ) -> Self {
         let root = Node {
-            fingerprint: Fingerprint::of_root(seed).get(),
+            // What hangs below the root waits for nobody.
+            fingerprint: Fingerprint::of_root(seed).get() | COMPUTED,
             parent: NodeId::ROOT,
             scope: ScopeId::default(),
             num_children: 0,

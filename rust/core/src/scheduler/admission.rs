@@ -104,7 +104,7 @@ impl Scheduler {
         let admission = Admission {
             new_blocks: sum(|demand| demand.new_blocks),
             idle_hits: sum(|demand| demand.probe.idle_hits) + relief.hits,
-            available: self.cache.available() + relief.blocks,
+            available: (self.cache.available() + relief.blocks).saturating_sub(relief.taken),
             watermark: self.config.watermark_blocks(),
             alone: self.running.len() == relief.sequences,
         };

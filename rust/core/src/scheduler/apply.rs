@@ -1,5 +1,7 @@
 //! `apply`: what the step's results mean, and `discard` for a step that gave none.
 
+use hashbrown::HashSet;
+
 use super::sequence::{SeqIndex, Sequence};
 use super::step::{Scheduled, Step};
 use super::{RequestSummary, Scheduler};
@@ -126,6 +128,8 @@ impl Scheduler {
         step.sources.clear();
         step.fail(0..step.rows.len());
         self.withdraw_failed(&step);
+        let came_back: HashSet<SeqIndex> = step.swapped_in.iter().map(|&(index, _)| index).collect();
+        let copied: HashSet<SeqIndex> = step.copied_for.iter().copied().collect();
         for scheduled in &step.rows {
             let index = scheduled.sequence;
             self.keep_drafts(index, 0);
@@ -135,12 +139,12 @@ impl Scheduler {
                 self.next_epoch += 1;
                 sequence.epoch = self.next_epoch;
             }
-            let came_back = step.swapped_in.iter().any(|(other, _)| *other == index);
             let sequence = &self.sequences[index];
-            if sequence.is_in_flight() || came_back {
+            if sequence.is_in_flight() || came_back.contains(&index) {
                 continue;
             }
-            let is_lost = sequence.is_void || step.copied_for.contains(&index) || self.rests_on_step(index);
+            let is_lost =
+                sequence.is_void || copied.contains(&index) || self.cache.awaits_step(sequence.cursor);
             if sequence.has_ended {
                 self.end_sequence(index);
             } else if is_lost || (self.cache.has_states() && !self.restore_state(index)) {
@@ -274,7 +278,7 @@ impl Scheduler {
         let again = end.min(sequence.high_water).saturating_sub(sequence.num_computed);
         sequence.num_computed = end;
         sequence.high_water = sequence.high_water.max(end);
-        if self.config.enable_prefix_caching {
+        if self.config.enable_prefix_caching && sequence.cursor.published < self.block_size.full_blocks(end) {
             self.publish_computed(index);
             while self.sequences[index].is_fork && self.fold_forks(index) {
                 self.publish_computed(index);

@@ -93,6 +93,10 @@ impl Scheduler {
             let detail = format!("{tokens} tokens wait, {} are counted", self.num_queued_tokens);
             return Err(Error::broken("I8 lists", detail));
         }
+        if let Some(rowless) = self.running.iter().find(|&&index| !self.sequences[index].is_running()) {
+            let request = self.sequences[*rowless].key.request.get();
+            return Err(Error::broken("I8 lists", format!("request {request} runs without a row")));
+        }
         self.check_turns()?;
         self.check_paused()?;
         if !self.running.is_sorted_by_key(|&index| self.sequences[index].key) {

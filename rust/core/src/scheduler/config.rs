@@ -41,7 +41,7 @@ pub struct SchedulerConfig {
     pub num_blocks: usize,
     /// Blocks of the host's pool for preempted sequences, a null block included; 0: there is none.
     pub num_host_blocks: usize,
-    /// How preempted sequences are brought back.
+    /// How preempted sequences are brought back; [`PreemptionMode::Swap`] wants a host's pool.
     pub preemption: PreemptionMode,
     /// Tokens a block.
     pub block_size: usize,
@@ -220,6 +220,7 @@ impl SchedulerConfig {
             let allowed = "0 where max_steps_in_flight is 2";
             return Err(Error::config("num_lookahead_tokens", self.num_lookahead_tokens, allowed));
         }
+        self.validate_swap()?;
         within("partial_block_reuse", self.partial_block_reuse, 0, self.block_size - 1)?;
         within("max_pinned_blocks", self.pin_quota.blocks, 0, self.num_blocks.saturating_sub(2))?;
         self.validate_states()?;
@@ -238,6 +239,19 @@ impl SchedulerConfig {
             ));
         }
         self.validate_capacity()
+    }
+
+    /// Whether there is a host to copy to, if nothing else is wanted.
+    fn validate_swap(&self) -> Result<()> {
+        if self.preemption != PreemptionMode::Swap || self.num_host_blocks > 1 {
+            return Ok(());
+        }
+        if self.has_states() {
+            let allowed = "auto or recompute with num_state_slots: states are not swapped";
+            return Err(Error::config("preemption", "'swap'", allowed));
+        }
+        let allowed = "at least 2 where preemption is 'swap': block 0 and one to copy to";
+        Err(Error::config("num_host_blocks", self.num_host_blocks, allowed))
     }
 
     /// Whether the smallest request fits: a token of prompt and one of output.
@@ -333,6 +347,29 @@ mod tests {
             let needed: usize = words.split(',').next().unwrap().parse().unwrap();
             SchedulerConfig { num_blocks: needed, ..config.clone() }.validate().unwrap();
             assert!(SchedulerConfig { num_blocks: needed - 1, ..config }.validate().is_err());
+        }
+    }
+
+    #[test]
+    fn swapping_without_a_host_is_refused_with_what_is_needed() {
+        for (num_host_blocks, num_state_slots, refused) in [
+            (0, 0, Some("num_host_blocks is 0: allowed is at least 2 where preemption is 'swap'")),
+            (1, 0, Some("num_host_blocks is 1: allowed is at least 2 where preemption is 'swap'")),
+            (2, 0, None),
+            (0, 4, Some("preemption is 'swap': allowed is auto or recompute with num_state_slots")),
+        ] {
+            let swapping = SchedulerConfig {
+                num_host_blocks,
+                num_state_slots,
+                preemption: PreemptionMode::Swap,
+                ..SchedulerConfig::default()
+            };
+            let error = swapping.validate().err().map(|error| error.to_string());
+            assert_eq!(error.is_some(), refused.is_some());
+            assert!(error.unwrap_or_default().starts_with(refused.unwrap_or_default()));
+            for preemption in [PreemptionMode::Auto, PreemptionMode::Recompute] {
+                SchedulerConfig { preemption, ..swapping.clone() }.validate().unwrap();
+            }
         }
     }
 

@@ -61,11 +61,4 @@ impl Scheduler {
             self.cache.withdraw(filled.announced);
         }
     }
-
-    /// Whether a sequence shares blocks that a step in flight has yet to fill.
-    pub(super) fn rests_on_step(&self, index: SeqIndex) -> bool {
-        let place = self.sequences[index].cursor.place();
-        let mut announced = self.in_flight.iter().flat_map(|step| &step.announced);
-        announced.any(|filled| filled.announced.place() == place)
-    }
 }

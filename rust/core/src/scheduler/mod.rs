@@ -386,15 +386,12 @@ impl Scheduler {
         let mut indices: Vec<SeqIndex> =
             self.waiting_of(request).into_iter().map(|(_, index)| index).collect();
         indices.extend(self.take_paused(request));
-        let mut running = self.running_of(request);
-        while !running.is_empty() {
-            if self.sequences[self.running[running.start]].is_in_flight() {
-                running.start += 1;
-            } else {
-                indices.push(self.running.remove(running.start));
-                running.end -= 1;
-            }
-        }
+        let running = self.running_of(request);
+        let is_in_flight = |&index: &SeqIndex| self.sequences[index].is_in_flight();
+        let (kept, ended): (Vec<_>, Vec<_>) =
+            self.running[running.clone()].iter().partition(|&index| is_in_flight(index));
+        self.running.splice(running, kept);
+        indices.extend(ended);
         for index in indices {
             self.learn_output(index, OutputEstimate::learn_cut);
             self.end_sequence(index);
@@ -422,7 +419,7 @@ impl Scheduler {
     /// Everything that holds rows and blocks.
     fn placed(&self) -> impl Iterator<Item = &Sequence> {
         let indices = self.running.iter().copied().chain(self.paused.iter_placed());
-        indices.map(|index| &self.sequences[index]).filter(|sequence| sequence.is_running())
+        indices.map(|index| &self.sequences[index])
     }
 
     /// Puts a sequence among the running ones, by age.

@@ -131,8 +131,8 @@ impl Scheduler {
             let has_next = sequence.decodes() || sequence.can_go_on_unseen();
             if !has_next || !self.may_be_planned(index) {
                 if yields && self.may_be_planned(index) {
-                    let chunk = sequence.num_unplanned().min(self.config.max_chunk_tokens);
-                    step.reserve.add(sequence.key.rank, chunk);
+                    let (rank, chunk) = (sequence.key.rank, self.chunk_of(sequence, usize::MAX));
+                    step.reserve.add(rank, chunk);
                 }
                 place += 1;
                 continue;
@@ -148,6 +148,7 @@ impl Scheduler {
                 NextBlock::GaveWay => {}
                 NextBlock::Lacking => {
                     is_short = true;
+                    step.reserve.nobody_starts();
                     place += 1;
                 }
             }
@@ -270,8 +271,23 @@ impl Scheduler {
     }
 
     fn chunk_for(&self, step: &Step, sequence: &Sequence) -> usize {
-        let budget = self.config.max_num_batched_tokens - step.num_tokens;
-        self.cut_chunk(sequence, chunk(sequence.num_unplanned(), budget.min(self.config.max_chunk_tokens)))
+        self.chunk_of(sequence, self.config.max_num_batched_tokens - step.num_tokens)
+    }
+
+    /// The next chunk of a sequence with so much budget left.
+    fn chunk_of(&self, sequence: &Sequence, budget: usize) -> usize {
+        let num_tokens = chunk(sequence.num_unplanned(), budget.min(self.config.max_chunk_tokens));
+        self.cut_chunk(sequence.num_planned, num_tokens, sequence.states.parting)
+    }
+
+    /// The first chunk of a sequence that waits, as it is found now and with any budget.
+    pub(super) fn first_chunk(&mut self, index: SeqIndex) -> usize {
+        let (hits, known) = (self.probe(index).hits, self.cache.num_known());
+        let sequence = &self.sequences[index];
+        let found = hits * self.block_size.tokens() + self.probe_partial_hit(sequence);
+        let start = sequence.swapped.as_ref().map_or(found, |swapped| swapped.num_tokens.max(found));
+        let num_tokens = chunk(sequence.tokens.len() - start, self.config.max_chunk_tokens);
+        self.cut_chunk(start, num_tokens, self.parting(sequence, hits, known))
     }
 
     /// Sees to it that the block of a sequence's next token is there and its own, if need be by having others give way, or

@@ -22,18 +22,20 @@ pub(super) struct Relief {
     pub(super) blocks: usize,
     /// Those of them that the waiting sequence would share.
     pub(super) hits: usize,
+    /// Blocks that those which stay take for their next tokens before anybody starts.
+    pub(super) taken: usize,
 }
 
-/// What prompts of an earlier rank get of a step's budget before the decodes of a later one: half of it, if they want so
-/// much. Asked in the order of the ranks.
+/// What prompts of an earlier rank get of a step's budget before the decodes of a later one: their next chunks, or half of
+/// the budget if that is less. Asked in the order of the ranks.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Reserve {
     most: usize,
-    /// The rank of the one that starts in this step, and the tokens that it wants.
+    /// The rank of the one that starts in this step, and the tokens of its first chunk.
     starting: Option<(u64, usize)>,
     /// The rank that was asked for last.
     rank: u64,
-    /// Tokens that prompts of earlier ranks want, and those of that rank.
+    /// Tokens in the chunks of earlier ranks, and of that rank.
     earlier: usize,
     same: usize,
 }
@@ -44,7 +46,7 @@ impl Reserve {
         self.most > 0
     }
 
-    /// A running prompt wants some tokens.
+    /// A running prompt has a chunk of some tokens left.
     pub(super) fn add(&mut self, rank: u64, num_tokens: usize) {
         self.reach(rank);
         self.same += num_tokens;
@@ -56,6 +58,11 @@ impl Reserve {
         let starting =
             self.starting.filter(|&(first, _)| first < rank).map_or(0, |(_, num_tokens)| num_tokens);
         self.most.min(self.earlier + starting)
+    }
+
+    /// Nobody starts in this step: somebody was preempted, or left out for want of a block.
+    pub(super) fn nobody_starts(&mut self) {
+        self.starting = None;
     }
 
     fn reach(&mut self, rank: u64) {
@@ -97,8 +104,7 @@ impl Scheduler {
             self.preempt(step, last);
         }
         if self.running.len() > step.reserve.most && step.reserve.is_on() {
-            let found = self.probe(index).hits * self.block_size.tokens();
-            step.reserve.starting = Some((key.rank, self.sequences[index].tokens.len() - found));
+            step.reserve.starting = Some((key.rank, self.first_chunk(index)));
         }
         if relief.sequences > 0 && self.config.max_steps_in_flight > 1 {
             self.hold_back_for_second();
@@ -130,11 +136,13 @@ impl Scheduler {
             return None;
         }
         let demands: Vec<_> = starting.iter().map(|&index| self.demand(index)).collect();
-        if self.fit(&demands, Relief::default()) {
-            return Some(Relief::default());
+        let taken = self.running.iter().map(|&index| self.next_blocks(index)).sum();
+        let nobody = Relief { taken, ..Relief::default() };
+        if self.fit(&demands, nobody) {
+            return Some(nobody);
         }
         let hits = starting.iter().flat_map(|&index| self.hits(index)).collect();
-        let reliefs = self.reliefs(&paused, num_later, &hits);
+        let reliefs = self.reliefs(nobody, &paused, num_later, &hits);
         // A victim more never leaves less, but for a forecast that counts on blocks of it which others share.
         let found = fewest(&reliefs, |relief| self.fit(&demands, relief));
         // Alone, a sequence always fits, if need be without what it would share.
@@ -143,8 +151,14 @@ impl Scheduler {
     }
 
     /// What the first of those that may give way would give back, the first two, and so on.
-    fn reliefs(&self, paused: &[SeqIndex], num_later: usize, hits: &HashSet<BlockId>) -> Vec<Relief> {
-        let mut relief = Relief::default();
+    fn reliefs(
+        &self,
+        nobody: Relief,
+        paused: &[SeqIndex],
+        num_later: usize,
+        hits: &HashSet<BlockId>,
+    ) -> Vec<Relief> {
+        let mut relief = nobody;
         let mut held: HashMap<BlockId, usize> = HashMap::new();
         let running = self.running.iter().rev().take(num_later);
         let victims = paused.iter().map(|index| (index, true)).chain(running.map(|index| (index, false)));
@@ -153,6 +167,7 @@ impl Scheduler {
             relief.paused += usize::from(is_paused);
             relief.sequences += usize::from(!is_paused);
             relief.rows += sequence.rows.len();
+            relief.taken -= if is_paused { 0 } else { self.next_blocks(index) };
             for &block in sequence.tables.iter().flat_map(|table| table.held()) {
                 let references = self.cache.pool().references(block);
                 let is_last = references == 1 || {
@@ -168,5 +183,17 @@ impl Scheduler {
             relief
         };
         victims.map(with_one_more).collect()
+    }
+
+    /// Blocks that a running sequence takes for its next token, if that is all that it computes. A window lets as many go,
+    /// sooner or later.
+    fn next_blocks(&self, index: SeqIndex) -> usize {
+        let sequence = &self.sequences[index];
+        if !sequence.decodes() && !sequence.can_go_on_unseen() {
+            return 0;
+        }
+        let next = self.block_size.full_blocks(sequence.num_planned);
+        let keeps_all = sequence.tables.iter().zip(&self.config.groups).filter(|(_, group)| group.is_full());
+        keeps_all.filter(|(table, _)| table.len() <= next || !table.is_writable(next)).count()
     }
 }

@@ -131,13 +131,18 @@ impl Scheduler {
         true
     }
 
-    /// Where a chunk over `start..end` of a sequence ends, so that a checkpoint can be taken.
-    pub(super) fn cut_chunk(&self, sequence: &Sequence, num_tokens: usize) -> usize {
+    /// How long a chunk of so many tokens from `start` on is when it ends where a checkpoint can be taken.
+    pub(super) fn cut_chunk(&self, start: usize, num_tokens: usize, parting: usize) -> usize {
         if !self.takes_checkpoints() || num_tokens == 0 {
             return num_tokens;
         }
-        let (start, interval) = (sequence.num_planned, self.config.checkpoint_tokens());
-        chunk_end(start, start + num_tokens, interval, sequence.states.parting) - start
+        chunk_end(start, start + num_tokens, self.config.checkpoint_tokens(), parting) - start
+    }
+
+    /// Where a sequence that starts with `hits` blocks parts from what is cached, if `known` of its blocks are; else 0.
+    pub(super) fn parting(&self, sequence: &Sequence, hits: usize, known: usize) -> usize {
+        let is_further = sequence.reuse_cached && known > hits;
+        if is_further { self.block_size.tokens() * known } else { 0 }
     }
 
     /// Gives a starting sequence a slot for each of its rows, the first filled from what its hit landed on. Comes right
@@ -146,9 +151,9 @@ impl Scheduler {
         if !self.cache.has_states() {
             return;
         }
+        let sequence = &self.sequences[index];
+        let parting = self.parting(sequence, sequence.cursor.published, self.cache.num_known());
         let sequence = &mut self.sequences[index];
-        let known = self.cache.num_known();
-        let is_further = sequence.reuse_cached && known > sequence.cursor.published;
         // Held before slots are taken: those may be had by evicting a checkpoint.
         let source = self.cache.begin_read(sequence.cursor);
         let taken =
@@ -156,7 +161,7 @@ impl Scheduler {
         let states = &mut sequence.states;
         states.working.extend(taken);
         states.reads = Some(source);
-        states.parting = if is_further { self.block_size.tokens() * known } else { 0 };
+        states.parting = parting;
         step.state_restores.push(StateCopy { source, target: states.working[0] });
         self.come_home(index);
     }

@@ -27,6 +27,7 @@ impl Scheduler {
     /// be made. If nothing of it was computed, because failed steps took its start back, it waits as if it had never started.
     /// The caller takes it out of `running`.
     pub(super) fn preempt(&mut self, step: &mut Step, index: SeqIndex) {
+        step.reserve.nobody_starts();
         if !self.sequences[index].has_computed {
             return self.preempt_without_copy(index);
         }
@@ -55,10 +56,8 @@ impl Scheduler {
     /// it was to share with a step that failed, or that is not over, it never held; nor what a start found that a failed step
     /// took back.
     fn note_held(&mut self, index: SeqIndex) {
-        let is_held = !self.sequences[index].is_void && !self.rests_on_step(index);
         let sequence = &mut self.sequences[index];
-        let is_held = is_held && sequence.has_computed;
-        if is_held {
+        if sequence.has_computed && !sequence.is_void && !self.cache.awaits_step(sequence.cursor) {
             sequence.high_water = sequence.high_water.max(sequence.num_computed);
         }
     }
