@@ -28,6 +28,7 @@ mod prefilling;
 mod ranks;
 mod recorded_config;
 mod request;
+mod reserve;
 mod retention;
 mod sequence;
 mod sequence_states;

@@ -1,9 +1,9 @@
-//! Who gives way to the first that waits, if that gets it in: paused sequences, then running ones of a later rank. And
-//! what decodes leave of a step's budget to prompts of an earlier rank.
+//! Who gives way to the first that waits, if that gets it in: paused sequences, then running ones of a later rank.
 
 use hashbrown::{HashMap, HashSet};
 
 use super::Scheduler;
+use super::reserve::Reserve;
 use super::sequence::SeqIndex;
 use super::step::Step;
 use crate::policy::order::QueueOrder;
@@ -26,60 +26,13 @@ pub(super) struct Relief {
     pub(super) taken: usize,
 }
 
-/// What prompts of an earlier rank get of a step's budget before the decodes of a later one: their next chunks, or half of
-/// the budget if that is less. Asked in the order of the ranks.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Reserve {
-    most: usize,
-    /// The rank of the one that starts in this step, and the tokens of its first chunk.
-    starting: Option<(u64, usize)>,
-    /// The rank that was asked for last.
-    rank: u64,
-    /// Tokens in the chunks of earlier ranks, and of that rank.
-    earlier: usize,
-    same: usize,
-}
-
-impl Reserve {
-    /// Whether anything may be kept back.
-    pub(super) fn is_on(&self) -> bool {
-        self.most > 0
-    }
-
-    /// A running prompt has a chunk of some tokens left.
-    pub(super) fn add(&mut self, rank: u64, num_tokens: usize) {
-        self.reach(rank);
-        self.same += num_tokens;
-    }
-
-    /// Tokens that are kept back from the decodes of a rank.
-    pub(super) fn kept_from(&mut self, rank: u64) -> usize {
-        self.reach(rank);
-        let starting =
-            self.starting.filter(|&(first, _)| first < rank).map_or(0, |(_, num_tokens)| num_tokens);
-        self.most.min(self.earlier + starting)
-    }
-
-    /// Nobody starts in this step: somebody was preempted, or left out for want of a block.
-    pub(super) fn nobody_starts(&mut self) {
-        self.starting = None;
-    }
-
-    fn reach(&mut self, rank: u64) {
-        if rank > self.rank {
-            self.rank = rank;
-            self.earlier += std::mem::take(&mut self.same);
-        }
-    }
-}
-
 impl Scheduler {
     /// Has as few others give way as the first of the waiting needs, or nobody if it would not fit all the same. While a
     /// step in flight has a row for one of them, those that run are left out of the plan instead: returns whether that is
     /// so.
     pub(super) fn make_way_for_waiting(&mut self, step: &mut Step) -> bool {
         if self.config.preempt_lower_ranks && self.config.queue_order == QueueOrder::Priority {
-            step.reserve.most = self.config.max_num_batched_tokens / 2;
+            step.reserve = Reserve::of(self.config.max_num_batched_tokens / 2);
         }
         if !self.config.preempt_lower_ranks && self.paused.iter_placed().next().is_none() {
             return false;
@@ -103,8 +56,8 @@ impl Scheduler {
         {
             self.preempt(step, last);
         }
-        if self.running.len() > step.reserve.most && step.reserve.is_on() {
-            step.reserve.starting = Some((key.rank, self.first_chunk(index)));
+        if step.reserve.is_on() && self.running.len() > step.reserve.most() {
+            step.reserve.start(key.rank, self.first_chunk(index));
         }
         if relief.sequences > 0 && self.config.max_steps_in_flight > 1 {
             self.hold_back_for_second();

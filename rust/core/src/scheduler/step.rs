@@ -1,6 +1,6 @@
 //! One step: what a plan decided.
 
-use super::ranks::Reserve;
+use super::reserve::Reserve;
 use super::sequence::{SeqIndex, Swapped};
 use super::watch::Watched;
 use crate::groups::Tables;
