@@ -2,19 +2,22 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Protocol, Self, TypedDict
 
 import structlog
 
 from pykv.engine.delta_stream import DeltaStream
 from pykv.engine.outputs import OutputDelta, Usage
+from pykv.errors import CapacityError
 from pykv.retention import Retention
+from pykv.sampling import SamplingParams
 from pykv.service.access import Account
+from pykv.service.access.account import Reservation
 from pykv.service.protocol import engine_pb2 as pb
 from pykv.service.requests import check_salt, request_id_of, retention_of
 
-__all__ = ["Caller", "estimated_tokens", "log_end"]
+__all__ = ["Caller", "MostTokens", "estimated_tokens", "log_end"]
 
 CHARACTERS_A_TOKEN = 4
 NO_RETENTION = Retention()
@@ -56,6 +59,7 @@ class Caller:
     request_id: str
     salt: bytes = b""
     retention: Retention = NO_RETENTION
+    _bill: "_Bill | None" = field(default=None, init=False)
 
     @classmethod
     def of(cls, account: Account, request: Named) -> Self:
@@ -88,29 +92,83 @@ class Caller:
         return structlog.contextvars.bound_contextvars(request_id=self.request_id, **values)
 
     @contextmanager
-    def charged(self, estimate: int, deltas: DeltaStream) -> Iterator[None]:
-        """Charges the tenant for the prompt of a request while it runs, and corrects that however it ends.
+    def charged(self, most: "MostTokens", deltas: DeltaStream) -> Iterator[None]:
+        """Reserves what a request may take out of its tenant's bucket, and settles what it took however it ends.
 
-        Before the prompt is encoded its length alone is known. A request that the engine refuses costs nothing; one
-        that it took costs its prompt, even if nobody waits for the end; one that is left before keeps the estimate.
+        Before the prompt is encoded its length alone is known. A request that the engine refuses costs nothing, but for
+        what was encoded in vain; one that it took costs its prompt, even if nobody waits for the end; one that is left
+        before keeps the estimate.
+
+        Raises:
+            TenantLimitError: nothing is left for it; nothing was changed.
+        """
+        with self.account.reserved(most.in_all) as reservation:
+            self._bill = bill = _Bill(reservation, deltas)
+            cost = most.prompt
+            try:
+                yield
+            except Exception as error:
+                in_vain = error.num_encoded_tokens if isinstance(error, CapacityError) else 0
+                cost = min(in_vain, most.context)
+                raise
+            finally:
+                bill.settle_prompt(cost)
+
+    def charge(self, delta: OutputDelta) -> None:
+        """Charges the tenant for new tokens of the output, and for the prompt with the first of them."""
+        if self._bill is not None:
+            self._bill.add(delta)
+
+
+class _Bill:
+    """What one request has taken of what was reserved for it."""
+
+    __slots__ = ("_deltas", "_has_prompt", "_reservation")
+
+    def __init__(self, reservation: Reservation, deltas: DeltaStream) -> None:
+        self._reservation = reservation
+        self._deltas = deltas
+        self._has_prompt = False
+
+    def add(self, delta: OutputDelta) -> None:
+        """Takes new tokens of the output."""
+        self.settle_prompt(0)
+        self._reservation.use(len(delta.token_ids))
+
+    def settle_prompt(self, cost: int) -> None:
+        """Takes the prompt, once: its tokens where the engine has taken it, and so much where it has not."""
+        if not self._has_prompt:
+            self._has_prompt = True
+            known = self._deltas.num_prompt_tokens
+            self._reservation.use(cost if known is None else known)
+
+
+@dataclass(frozen=True, slots=True)
+class MostTokens:
+    """How many tokens a request may take at most, as far as that is known before its prompt is encoded.
+
+    Attributes:
+        prompt: about how long it is, or the context cap if that is less.
+        in_all: with all of its output.
+        context: the context cap, of one sample.
+    """
+
+    prompt: int
+    in_all: int
+    context: int
+
+    @classmethod
+    def of(cls, estimate: int, params: SamplingParams, context: int) -> Self:
+        """Of a request.
 
         Args:
             estimate: of the prompt's tokens, as `estimated_tokens` gives it.
+            context: the context cap.
         """
-        cost = estimate
-        self.account.charge(estimate)
-        try:
-            yield
-        except Exception:
-            cost = 0
-            raise
-        finally:
-            known = deltas.num_prompt_tokens
-            self.account.charge((cost if known is None else known) - estimate)
-
-    def charge(self, delta: OutputDelta) -> None:
-        """Charges the tenant for new tokens of the output."""
-        self.account.charge(len(delta.token_ids))
+        prompt = min(estimate, context)
+        room = context - prompt
+        longest = room if params.max_tokens is None else min(params.max_tokens, room)
+        return cls(prompt, prompt + params.n * longest, context)
 
 
 def estimated_tokens(*parts: str | Sequence[int]) -> int:
