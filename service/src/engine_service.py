@@ -16,7 +16,8 @@ from pykv.engine.stats import EngineStats
 from pykv.errors import InvalidRequestError
 from pykv.sampling import SamplingParams
 from pykv.service.access import Account, Gate
-from pykv.service.caller import Caller, MostTokens, estimated_tokens, log_end
+from pykv.service.bill import MostTokens, estimated_tokens
+from pykv.service.caller import Caller, log_end
 from pykv.service.errors import EngineStalledError, FailedSequenceError, ModelLoadingError
 from pykv.service.kv_events import EventFeed
 from pykv.service.kv_events.messages import messages_of as messages_of_batch

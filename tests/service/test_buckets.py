@@ -11,7 +11,7 @@ from pykv.errors import CapacityError
 from pykv.sampling import SamplingParams
 from pykv.service.access import Tenant
 from pykv.service.access.account import Account
-from pykv.service.caller import MostTokens
+from pykv.service.bill import MostTokens
 from pykv.service.errors import TenantLimitError
 
 SHORT = SamplingParams(max_tokens=3, temperature=0)

@@ -21,7 +21,8 @@ from pykv.engine.merging import merged
 from pykv.engine.outputs import OutputDelta
 from pykv.errors import InvalidRequestError
 from pykv.service.access import Account, Gate
-from pykv.service.caller import Caller, estimated_tokens, log_end
+from pykv.service.bill import estimated_tokens
+from pykv.service.caller import Caller, log_end
 from pykv.service.engine_service import EngineService, TakenRequest
 from pykv.service.errors import FailedSequenceError
 from pykv.service.gateway.kv_events import batches_of
