@@ -44,7 +44,15 @@ class InvalidRequestError(PykvError, ValueError):
 
 
 class CapacityError(InvalidRequestError):
-    """A request can never fit: it needs more tokens than the context cap or the pool can hold."""
+    """A request can never fit: it needs more tokens than the context cap or the pool can hold.
+
+    Attributes:
+        num_encoded_tokens: how many tokens its text had been encoded to in vain; 0 where its length was enough.
+    """
+
+    def __init__(self, message: str, field: str | None = None, *, num_encoded_tokens: int = 0) -> None:
+        super().__init__(message, field)
+        self.num_encoded_tokens = num_encoded_tokens
 
 
 class QueueFullError(PykvError):

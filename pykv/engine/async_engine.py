@@ -282,7 +282,7 @@ class AsyncEngine:
         self._check_serving()
         self.engine.steps.submit(request, call.use)
         channel.request = request
-        channel.num_prompt_tokens = len(request.prompt)
+        channel.prompt_token_ids = request.prompt
         self._check_serving()  # the thread may have ended meanwhile, and told only those that it knew
         if channel.is_aborted:
             self._thread.abort(request)

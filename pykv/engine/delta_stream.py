@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +11,7 @@ from pykv.engine.merging import merged
 from pykv.engine.outputs import OutputDelta
 
 if TYPE_CHECKING:
-    from pykv.engine.request import Request  # imports torch, which clients of the daemon do without
+    from pykv.engine.request import Request, TokenIds  # imports torch, which clients of the daemon do without
 
 
 class Channel:
@@ -21,7 +21,7 @@ class Channel:
 
     Attributes:
         request: once it was submitted.
-        num_prompt_tokens: once it was submitted.
+        prompt_token_ids: once it was submitted.
         is_aborted: whether it was aborted by name.
         is_paused: whether the reader is so far behind that no more tokens should be made.
 
@@ -42,7 +42,7 @@ class Channel:
         self.request_id = request_id
         self.loop = loop
         self.request: Request | None = None
-        self.num_prompt_tokens: int | None = None
+        self.prompt_token_ids: TokenIds | Sequence[int] | None = None
         self.is_aborted = self.is_paused = False
         self._on_pause = on_pause
         self._max_pending_tokens = max_pending_tokens
@@ -113,7 +113,7 @@ class DeltaStream(AsyncGenerator[OutputDelta, None]):
     Leaving it early in any way (closing it, an error or a cancellation while it waits, dropping it) ends the request.
 
     Attributes:
-        num_prompt_tokens: once the engine has taken the request; None before, and for good if it refuses it.
+        prompt_token_ids: once the engine has taken the request; None before, and for good if it refuses it.
 
     Args:
         open_channel: called once, when the first delta is asked for; submits the request.
@@ -124,11 +124,21 @@ class DeltaStream(AsyncGenerator[OutputDelta, None]):
         self, open_channel: Callable[[], Awaitable[Channel]], abandon: Callable[[Channel], None]
     ) -> None:
         self._open_channel: Callable[[], Awaitable[Channel]] | None = open_channel
-        self.num_prompt_tokens: int | None = None
+        self.prompt_token_ids: TokenIds | Sequence[int] | None = None
         self._request: Request | None = None
         self._abandon = abandon
         self._channel: Channel | None = None
         self._ended = False
+
+    @property
+    def num_prompt_tokens(self) -> int | None:
+        """How many `prompt_token_ids` there are; None as long as they are not known."""
+        return None if self.prompt_token_ids is None else len(self.prompt_token_ids)
+
+    @property
+    def num_cached_tokens(self) -> int | None:
+        """How many tokens of the prompt were found in the cache; None before the first delta."""
+        return None if self._request is None else self._request.num_cached_tokens
 
     @property
     def queue_seconds(self) -> float | None:
@@ -179,7 +189,7 @@ class DeltaStream(AsyncGenerator[OutputDelta, None]):
         if self._open_channel is not None:
             opening, self._open_channel = self._open_channel, None
             channel = await opening()
-            self.num_prompt_tokens = channel.num_prompt_tokens
+            self.prompt_token_ids = channel.prompt_token_ids
             self._request = channel.request
             if self._ended:  # left meanwhile
                 self._abandon(channel)

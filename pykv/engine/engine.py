@@ -17,7 +17,7 @@ from pykv.engine.cache_use import NO_RETENTION, CacheUse
 from pykv.engine.config import EngineConfig, scheduler_config
 from pykv.engine.loading import load_runner
 from pykv.engine.outputs import Completion, OutputDelta, RequestOutput
-from pykv.engine.prompts import Prompt, check_length, checked_ids, encoded_prompt, paired
+from pykv.engine.prompts import Prompt, check_length, checked_encoding, encoded_prompt, paired
 from pykv.engine.request import Request, TokenIds
 from pykv.engine.runner import Runner, check_runner
 from pykv.engine.stats import EngineStats
@@ -327,7 +327,7 @@ class Engine:
             raise InvalidRequestError("messages: the engine has no tokenizer; send token ids", "messages")
         check_length(num_characters(messages), self.tokenizer, self.max_model_len)
         token_ids = self.tokenizer.encode_chat(messages, template_options)
-        return checked_ids(token_ids, self.vocab_size, self.max_model_len)
+        return checked_encoding(token_ids, self.vocab_size, self.max_model_len)
 
     def check_characters(self, num_characters: int) -> None:
         """Says early, without looking at it, that a text is too long to be encoded; from any thread.

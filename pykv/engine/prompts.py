@@ -68,7 +68,7 @@ def encoded_prompt(
                 "prompt is a text, but the engine has no tokenizer: allowed are token ids", "prompt"
             )
         check_length(len(prompt), tokenizer, max_model_len)
-        return checked_ids(tokenizer.encode(prompt), vocab_size, max_model_len)
+        return checked_encoding(tokenizer.encode(prompt), vocab_size, max_model_len)
     return checked_ids(prompt, vocab_size, max_model_len)
 
 
@@ -81,6 +81,19 @@ def check_length(num_characters: int, tokenizer: TextTokenizer, max_model_len: i
     least = -(-num_characters // tokenizer.longest_token_characters)
     if least >= max_model_len:
         raise _too_long(f"{num_characters} characters, so at least {least} tokens", max_model_len)
+
+
+def checked_encoding(token_ids: Sequence[int], vocab_size: int, max_model_len: int) -> npt.NDArray[np.int32]:
+    """Returns the ids of an encoded text as int32 [num_tokens].
+
+    Raises:
+        CapacityError, InvalidRequestError: see `encoded_prompt`; the first says what was encoded in vain.
+    """
+    try:
+        return checked_ids(token_ids, vocab_size, max_model_len)
+    except CapacityError as error:
+        error.num_encoded_tokens = len(token_ids)
+        raise
 
 
 def checked_ids(token_ids: object, vocab_size: int, max_model_len: int) -> npt.NDArray[np.int32]:

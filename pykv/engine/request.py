@@ -32,6 +32,7 @@ class Request:
         prompt_scores: the prompt's log probabilities so far, if they were asked for.
         receiver: whom the asynchronous engine hands its deltas to.
         id: the scheduler's number, set once it was taken.
+        num_cached_tokens: how many tokens of its prompt it found cached; None before its first token or its end.
         submitted_at, started_at: on the monotonic clock, in seconds; when it was made, and when it first got a row.
         stalled_seconds: how long its samples stood still after preemptions, added up.
     """
@@ -40,6 +41,7 @@ class Request:
         "ending_token_ids",
         "id",
         "new_text",
+        "num_cached_tokens",
         "params",
         "prompt",
         "prompt_scores",
@@ -62,6 +64,7 @@ class Request:
         new_text: Callable[[], TextStream | None],
     ) -> None:
         self.id = -1
+        self.num_cached_tokens: int | None = None
         self.request_id = request_id
         self.prompt = prompt
         self.params = params

@@ -351,8 +351,14 @@ class StepLoop:
             else:
                 self._finish(sequence, FINISH_REASONS[reason])
                 self.timing.token(sequence, now)
+                if sequence.request.num_cached_tokens is None:
+                    self._look_up_hit(sequence.request)
                 entry = samples.logprobs.get(index)
                 deltas.add(sequence, (token,), None if entry is None else (entry,))
+
+    def _look_up_hit(self, request: Request) -> None:
+        """Tells a request that goes on what it has found; one that has ended is told by its summary."""
+        request.num_cached_tokens = self._scheduler.found_tokens(request.id)
 
     def _retract(self, sequence: Sequence, row: int) -> None:
         """Takes back a token that does not count."""
@@ -368,6 +374,7 @@ class StepLoop:
         for summary in summaries:
             request = self._requests.pop(summary.request)
             self._paused_at.pop(request, None)
+            request.num_cached_tokens = summary.cached_tokens
             self.timing.end(request, summary)
             for sequence in deltas.end(request, summary):
                 self._counters.num_finished[sequence.finish_reason or ""] += 1

@@ -53,7 +53,8 @@ class SamplingParams:
         min_p: only tokens at least this many times as likely as the likeliest; 0 = all.
         repetition_penalty: divides the positive logits of tokens in prompt or output, multiplies others.
         presence_penalty, frequency_penalty: taken from the logits of output tokens, once or per occurrence.
-        seed: random numbers depend on it, the sample's index and the position alone; None = drawn anew.
+        seed: random numbers depend on it, the sample's index and the position alone; None = drawn anew. The tokens
+            are the same wherever the logits are, whose last bits may differ with the batch on some models and machines.
         stop: the text ends before the first of these; the tokens of the stop string are still counted.
         stop_token_ids: sampling one of these ends the sample; the token is returned, its text is not.
         ignore_eos: the model's EOS tokens do not end the sample.

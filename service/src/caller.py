@@ -1,22 +1,23 @@
 """One request's caller: its names towards the engine, its charges, its lines in the log."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Protocol, Self, TypedDict
 
 import structlog
 
 from pykv.engine.delta_stream import DeltaStream
 from pykv.engine.outputs import OutputDelta, Usage
+from pykv.errors import CapacityError
 from pykv.retention import Retention
 from pykv.service.access import Account
+from pykv.service.bill import Bill, MostTokens
 from pykv.service.protocol import engine_pb2 as pb
 from pykv.service.requests import check_salt, request_id_of, retention_of
 
-__all__ = ["Caller", "estimated_tokens", "log_end"]
+__all__ = ["Caller", "log_end"]
 
-CHARACTERS_A_TOKEN = 4
 NO_RETENTION = Retention()
 
 log = structlog.get_logger("pykv.service")
@@ -56,6 +57,7 @@ class Caller:
     request_id: str
     salt: bytes = b""
     retention: Retention = NO_RETENTION
+    _bill: Bill | None = field(default=None, init=False)
 
     @classmethod
     def of(cls, account: Account, request: Named) -> Self:
@@ -88,36 +90,32 @@ class Caller:
         return structlog.contextvars.bound_contextvars(request_id=self.request_id, **values)
 
     @contextmanager
-    def charged(self, estimate: int, deltas: DeltaStream) -> Iterator[None]:
-        """Charges the tenant for the prompt of a request while it runs, and corrects that however it ends.
+    def charged(self, most: MostTokens, deltas: DeltaStream) -> Iterator[None]:
+        """Reserves what a request may take out of its tenant's bucket, and settles what it took however it ends.
 
-        Before the prompt is encoded its length alone is known. A request that the engine refuses costs nothing; one
-        that it took costs its prompt, even if nobody waits for the end; one that is left before keeps the estimate.
+        Before the prompt is encoded its length alone is known. A request that the engine refuses costs nothing, but for
+        what was encoded in vain; one that it took costs its prompt, even if nobody waits for the end; one that is left
+        before keeps the estimate.
 
-        Args:
-            estimate: of the prompt's tokens, as `estimated_tokens` gives it.
+        Raises:
+            TenantLimitError: nothing is left for it; nothing was changed.
         """
-        cost = estimate
-        self.account.charge(estimate)
-        try:
-            yield
-        except Exception:
-            cost = 0
-            raise
-        finally:
-            known = deltas.num_prompt_tokens
-            self.account.charge((cost if known is None else known) - estimate)
+        with self.account.reserved(most.in_all) as reservation:
+            self._bill = bill = Bill(reservation, deltas)
+            cost = most.prompt
+            try:
+                yield
+            except Exception as error:
+                in_vain = error.num_encoded_tokens if isinstance(error, CapacityError) else 0
+                cost = min(in_vain, most.context)
+                raise
+            finally:
+                bill.settle_prompt(cost)
 
     def charge(self, delta: OutputDelta) -> None:
-        """Charges the tenant for new tokens of the output."""
-        self.account.charge(len(delta.token_ids))
-
-
-def estimated_tokens(*parts: str | Sequence[int]) -> int:
-    """About how many tokens the texts, or token ids, of a prompt are."""
-    num_characters = sum(len(part) for part in parts if isinstance(part, str))
-    num_ids = sum(len(part) for part in parts if not isinstance(part, str))
-    return num_characters // CHARACTERS_A_TOKEN + num_ids
+        """Charges the tenant for new tokens of the output, and for the prompt with the first of them."""
+        if self._bill is not None:
+            self._bill.add(delta)
 
 
 def log_end(finish_reason: str | None, usage: Usage) -> None:

@@ -34,7 +34,6 @@ Method = Callable[[AnyStream], Awaitable[None]]
 Admission = Callable[[AnyStream], AbstractContextManager[None]]
 
 PACE_CALLS = 64
-LEAST_RETRY_SECONDS, MOST_RETRY_SECONDS = 0.1, 30.0
 
 log = structlog.get_logger("pykv.service")
 
@@ -80,11 +79,11 @@ class Pace:
         self._ends.append(time.monotonic())
 
     def seconds_until_half_have_ended(self, num_calls: int) -> float:
-        """In what time half of so many calls end at the present pace, within bounds."""
+        """In what time half of so many calls end at the present pace; 0 where there is none yet."""
         if len(self._ends) < 2:
-            return LEAST_RETRY_SECONDS
+            return 0.0
         seconds_a_call = (time.monotonic() - self._ends[0]) / len(self._ends)
-        return min(max(num_calls / 2 * seconds_a_call, LEAST_RETRY_SECONDS), MOST_RETRY_SECONDS)
+        return num_calls / 2 * seconds_a_call
 
 
 class Calls:

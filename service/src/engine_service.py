@@ -16,7 +16,8 @@ from pykv.engine.stats import EngineStats
 from pykv.errors import InvalidRequestError
 from pykv.sampling import SamplingParams
 from pykv.service.access import Account, Gate
-from pykv.service.caller import Caller, estimated_tokens, log_end
+from pykv.service.bill import MostTokens, estimated_tokens
+from pykv.service.caller import Caller, log_end
 from pykv.service.errors import EngineStalledError, FailedSequenceError, ModelLoadingError
 from pykv.service.kv_events import EventFeed
 from pykv.service.kv_events.messages import messages_of as messages_of_batch
@@ -75,7 +76,7 @@ class EngineService:
             prompt = prompt_of(request, served.description.max_model_len)
             params = params_of(request.sampling)
             deltas = served.engine.generate(prompt, params, **caller.names())
-            pass_on = partial(_pass_on, caller, stream)
+            pass_on = partial(_pass_on, caller, stream, deltas)
             return TakenRequest("text_completion", params, estimated_tokens(prompt), deltas, pass_on)
 
         await self.answer(stream, Caller.of, take)
@@ -88,7 +89,7 @@ class EngineService:
             params = params_of(request.sampling)
             estimate = estimated_tokens(*(message["content"] for message in messages))
             deltas = served.engine.chat(messages, params, **caller.names())
-            return TakenRequest("chat", params, estimate, deltas, partial(_pass_on, caller, stream))
+            return TakenRequest("chat", params, estimate, deltas, partial(_pass_on, caller, stream, deltas))
 
         await self.answer(stream, Caller.of, take)
 
@@ -105,7 +106,7 @@ class EngineService:
             take: reads the message and hands the request to the engine; what it returns holds nothing of the message.
         """
         account = self._gate.account_of(stream)
-        with account.call():
+        with account.call(takes_tokens=True):
             served = self.model()
             request = await receive(stream)
             caller = caller_of(account, request)
@@ -120,7 +121,8 @@ class EngineService:
                     params=taken.params,
                     metadata=stream.metadata,
                 )
-                with caller.charged(taken.estimate, taken.deltas):
+                most = MostTokens.of(taken.estimate, taken.params, served.description.max_model_len)
+                with caller.charged(most, taken.deltas):
                     await taken.pass_on(traced)
 
     async def Abort(self, stream: Stream[pb.AbortRequest, pb.AbortResponse]) -> None:  # noqa: N802
@@ -198,10 +200,13 @@ class EngineService:
         return self._served
 
 
-async def _pass_on(caller: Caller, stream: ResponseStream, deltas: Deltas) -> None:
+async def _pass_on(caller: Caller, stream: ResponseStream, source: DeltaStream, deltas: Deltas) -> None:
     """Sends deltas as they come. Whatever ends this, the request in the engine ends with it.
 
     While a send waits for the client, the engine merges the deltas that follow and bounds how many wait.
+
+    Args:
+        source: of the deltas; knows the request's prompt.
 
     Raises:
         FailedSequenceError: at the end, where a sequence failed.
@@ -211,7 +216,7 @@ async def _pass_on(caller: Caller, stream: ResponseStream, deltas: Deltas) -> No
     async with aclosing(deltas):
         async for delta in deltas:
             caller.charge(delta)
-            for response in responses_of(delta, request_id):
+            for response in responses_of(delta, request_id, source.prompt_token_ids):
                 await stream.send_message(response)
             request_id = ""  # said once
             if delta.finish_reason == "error":

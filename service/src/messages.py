@@ -1,6 +1,6 @@
 """Between the engine and the messages of the protocol, on the side of the daemon."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import fields
 
 from pykv.engine.histogram import HistogramCounts
@@ -42,14 +42,21 @@ def params_of(message: pb.SamplingParams) -> SamplingParams:
     return SamplingParams.from_mapping(options)
 
 
-def responses_of(delta: OutputDelta, request_id: str) -> Iterator[pb.GenerateResponse]:
+def responses_of(
+    delta: OutputDelta, request_id: str, prompt_token_ids: Iterable[int] | None
+) -> Iterator[pb.GenerateResponse]:
     """The messages that carry one delta: one, after some where a long prompt has log probabilities."""
-    of_prompt = delta.prompt_logprobs or ()
+    of_prompt: list[pb.TokenLogprobs] = []
+    if delta.prompt_logprobs is not None and prompt_token_ids is not None:
+        of_prompt = [
+            pb.TokenLogprobs(token_id=token_id) if entry is None else _logprobs_message(entry)
+            for token_id, entry in zip(prompt_token_ids, delta.prompt_logprobs, strict=True)
+        ]
     while len(of_prompt) > PROMPT_LOGPROBS_A_MESSAGE:
         part, of_prompt = of_prompt[:PROMPT_LOGPROBS_A_MESSAGE], of_prompt[PROMPT_LOGPROBS_A_MESSAGE:]
-        yield pb.GenerateResponse(request_id=request_id, prompt_logprobs=map(_logprobs_message, part))
+        yield pb.GenerateResponse(request_id=request_id, prompt_logprobs=part)
     response = pb.GenerateResponse(request_id=request_id, deltas=[_delta_message(delta)])
-    response.prompt_logprobs.extend(map(_logprobs_message, of_prompt))
+    response.prompt_logprobs.extend(of_prompt)
     if delta.usage is not None:
         response.usage.CopyFrom(_usage_message(delta.usage))
     yield response
@@ -94,10 +101,8 @@ def _sendable(text: str) -> str:
     return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
 
 
-def _logprobs_message(logprobs: TokenLogprobs | None) -> pb.TokenLogprobs:
-    """The log probabilities of one place; None becomes rank 0."""
-    if logprobs is None:
-        return pb.TokenLogprobs()
+def _logprobs_message(logprobs: TokenLogprobs) -> pb.TokenLogprobs:
+    """The log probabilities of one place."""
     return pb.TokenLogprobs(
         token_id=logprobs.token_id,
         logprob=logprobs.logprob,

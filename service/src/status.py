@@ -74,6 +74,8 @@ RETRY_KEY = "retry-after-ms"
 
 MESSAGE_CHARACTERS = 300
 RETRY_SECONDS = 1.0
+LEAST_RETRY_SECONDS, MOST_RETRY_SECONDS = 0.1, 30.0
+"""Bounds of every hint: what is said of later than that is a guess, and who comes in vain is told again."""
 RETRYABLE = (ModelLoadingError, ShuttingDownError, RequestMemoryError)
 
 
@@ -128,10 +130,14 @@ def retry_seconds_of(error: BaseException, queue_seconds: float) -> float | None
         queue_seconds: what to say of a full queue.
     """
     if isinstance(error, TenantLimitError):
-        return error.retry_seconds
-    if isinstance(error, QueueFullError):
-        return queue_seconds
-    return RETRY_SECONDS if isinstance(error, RETRYABLE) else None
+        seconds = error.retry_seconds
+    elif isinstance(error, QueueFullError):
+        seconds = queue_seconds
+    elif isinstance(error, RETRYABLE):
+        seconds = RETRY_SECONDS
+    else:
+        return None
+    return min(max(seconds, LEAST_RETRY_SECONDS), MOST_RETRY_SECONDS)
 
 
 def retry_metadata(seconds: float) -> dict[str, str]:

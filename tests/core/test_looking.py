@@ -15,6 +15,7 @@ QUESTIONS: dict[str, Callable[[Scheduler], object]] = {
     "stats": lambda scheduler: scheduler.stats(),
     "check": lambda scheduler: scheduler.check(),
     "cached_tokens": lambda scheduler: scheduler.cached_tokens([1, 2, 3]),
+    "found_tokens": lambda scheduler: scheduler.found_tokens(0),
 }
 
 
@@ -58,3 +59,16 @@ def test_a_question_before_a_share_changes_moves_no_block(question: str) -> None
     for seed in range(100):
         asked = tables_after_a_changed_share(seed, QUESTIONS[question])
         assert asked == tables_after_a_changed_share(seed, None), seed
+
+
+def test_what_a_request_has_found_is_told_while_it_lives() -> None:
+    config = SchedulerConfig(num_blocks=16, block_size=4, max_num_seqs=2, max_num_batched_tokens=32)
+    scheduler, buffers = Scheduler(config), StepBuffers(config)
+    for _ in range(2):
+        request, told = scheduler.submit(range(9), max_tokens=2), []
+        while (plan := scheduler.plan(buffers)) is not None:
+            told.append(scheduler.found_tokens(request))
+            ended = scheduler.apply(plan, np.array([3]), np.array([OUTCOME_OK], np.uint8))
+        told.append(scheduler.found_tokens(request))
+    assert told == [0, 8, None]
+    assert [summary.cached_tokens for summary in ended] == [8]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,29 @@ def test_packed_layers_give_the_plain_results(dtype: torch.dtype, shape: tuple[i
     assert found.dtype == dtype
     tolerance = 1e-5 if dtype == torch.float32 else 2e-2
     torch.testing.assert_close(found, expected, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("sizes", [(576, 1536), (576, 576), (300, 1023)], ids=str)
+def test_a_rows_result_does_not_depend_on_how_many_there_are(
+    dtype: torch.dtype, sizes: tuple[int, int]
+) -> None:
+    generator = torch.Generator().manual_seed(1)
+    packed = PackedLinear.of(torch.randn(*sizes, generator=generator).to(dtype), None)
+    inputs = torch.randn(40, sizes[1], generator=generator).to(dtype)
+    expected = packed.compute(inputs)
+    if packed.least_rows == 1 and not torch.equal(packed.compute(inputs[:20]), expected[:20]):
+        pytest.skip("the library sums many rows in several orders here")
+    for first in range(40):
+        for count in (1, 2, 3, 7):
+            assert torch.equal(packed.compute(inputs[first : first + count]), expected[first : first + count])
+
+
+def test_few_rows_are_computed_as_if_there_were_more() -> None:
+    packed = PackedLinear.of(torch.ones(192, 128), torch.ones(192))
+    for shape in ((128,), (1, 128), (1, 3, 128), (2, 4, 128)):
+        result = replace(packed, least_rows=4).compute(torch.ones(shape))
+        assert torch.equal(result, torch.full((*shape[:-1], 192), 129.0))
 
 
 def test_plain_weights_are_given_up_and_keep_their_shape() -> None:

@@ -157,7 +157,7 @@ class StubEngine:
             self.progress()
             loop = asyncio.get_running_loop()
             channel = Channel(request_id, loop, self.max_pending_tokens, lambda _: self._changed.set())
-            channel.num_prompt_tokens = len(token_ids)
+            channel.prompt_token_ids = token_ids
             deltas = (
                 self._scripted(prompt)
                 if prompt in self.scripts

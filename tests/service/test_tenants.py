@@ -19,9 +19,7 @@ from pykv.errors import ConfigError, EngineDeadError, QueueFullError
 from pykv.sampling import SamplingParams
 from pykv.service import reload as reload_module
 from pykv.service.access import Tenant, read_tenants
-from pykv.service.access.account import Account
 from pykv.service.client.channel import PatientChannel
-from pykv.service.errors import TenantLimitError
 from pykv.service.protocol.engine_pb2 import GenerateRequest, TokenIds
 
 GENERATE = "/pykv.v1.Engine/Generate"
@@ -331,27 +329,6 @@ def test_details_are_those_of_google_rpc():
     status.details.add().Pack(info)
     assert (info.retry_delay.seconds, info.retry_delay.nanos) == (1, 250_000_000)
     assert status.details[0].TypeName() == "google.rpc.RetryInfo"
-
-
-@pytest.mark.asyncio
-async def test_a_bucket_fills_at_its_rate_and_can_owe():
-    now = [0.0]
-    tenant = Tenant(name="t", certificates=("c",), tokens_per_second=10.0, burst_tokens=20.0)
-    account = Account(tenant, lambda: now[0])
-    with account.call():
-        account.charge(50)
-    with pytest.raises(TenantLimitError) as refusal, account.call():
-        pass
-    assert refusal.value.retry_seconds == pytest.approx(3.1)
-    now[0] += refusal.value.retry_seconds
-    with account.call():
-        account.charge(-1000)  # an estimate that was too high gives back no more than the burst
-    now[0] += 1000.0
-    with account.call():
-        account.charge(20)
-    with pytest.raises(TenantLimitError), account.call():
-        pass
-    assert account.num_in_flight == 0
 
 
 @pytest.mark.asyncio

@@ -117,6 +117,10 @@ impl Scheduler {
         })
     }
 
+    fn found_tokens(&self, py: Python<'_>, request: u64) -> PyResult<Option<usize>> {
+        self.inner.call(py, |inner| Ok(inner.core.scheduler().found_tokens(RequestId::new(request))))
+    }
+
     fn take_events<'py>(&self, py: Python<'py>) -> PyResult<KvEvents<'py>> {
         let events = self.inner.call(py, |inner| Ok(inner.core.scheduler().take_events()))?;
         Ok(kv_events(py, &events))

@@ -1,5 +1,6 @@
 """What one tenant uses at the moment, against what it may."""
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ from pykv.service.errors import ForbiddenError, TenantLimitError, Unauthenticate
 __all__ = ["Account"]
 
 IN_FLIGHT_RETRY_SECONDS = 1.0
+"""What waits for one of the tenant's own calls to end cannot know when that will be."""
 
 
 @dataclass(slots=True, eq=False)
@@ -29,17 +31,42 @@ class _Call:
         self.scope.cancel()
 
 
+class Reservation:
+    """What one request may still take out of its tenant's bucket, and no other can. Made by `Account.reserved`."""
+
+    __slots__ = ("_account", "_num_left")
+
+    def __init__(self, account: "Account", num_tokens: int) -> None:
+        self._account = account
+        self._num_left = num_tokens
+
+    def use(self, num_tokens: int) -> None:
+        """Takes tokens out of the bucket: those that were reserved, and more than those if need be."""
+        self._account._take(num_tokens)
+        self._give_back(min(num_tokens, self._num_left))
+
+    def end(self) -> None:
+        """What was not used is there for other requests."""
+        self._give_back(self._num_left)
+
+    def _give_back(self, num_tokens: int) -> None:
+        self._num_left -= num_tokens
+        self._account._num_reserved -= num_tokens
+
+
 class Account:
     """A tenant's calls in flight and its bucket of tokens, which fills at the tenant's rate.
 
-    A request is admitted while anything is in the bucket, and is charged what it takes even if that is more: what a
-    prompt will cost is not known before it was encoded. So the bucket can owe, and then refuses until it has paid.
+    A request is admitted while more is in the bucket than others have reserved. It reserves what it may take at most,
+    but no more than the bucket holds, and is charged what it takes, even if that is more: the length of a prompt is not
+    known before it was encoded. So the bucket can owe, and then refuses until it has paid.
     """
 
     def __init__(self, tenant: Tenant, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._tenant = tenant
-        self._level = tenant.burst
+        self._level = tenant.burst  # as if nothing were reserved
+        self._num_reserved = 0
         self._filled_at = clock()
         self._calls: set[_Call] = set()
 
@@ -72,18 +99,20 @@ class Account:
         self._end_calls(UnauthenticatedError(f"tenant {self._tenant.name} was revoked"))
 
     @contextmanager
-    def call(self, *, needs_operator: bool = False) -> Iterator[None]:
+    def call(self, *, needs_operator: bool = False, takes_tokens: bool = False) -> Iterator[None]:
         """One call in flight.
 
         Args:
             needs_operator: whether it may go on only as long as the tenant is an operator.
+            takes_tokens: whether it will reserve some, and so is refused at once where none are left for that.
 
         Raises:
-            TenantLimitError: the tenant has as many as it may, or has used up its tokens; nothing was changed.
+            TenantLimitError: the tenant has as many as it may, or no tokens left; nothing was changed.
             UnauthenticatedError: at the end, where `end_calls` ended it.
             ForbiddenError: at the end, where the tenant is no operator any more.
         """
-        self._check()
+        self._check_in_flight()
+        self._check_bucket(self._num_reserved if takes_tokens else 0)
         call = _Call(needs_operator)
         with call.scope:
             self._calls.add(call)
@@ -94,28 +123,64 @@ class Account:
         if call.scope.cancelled_caught and call.error is not None:
             raise call.error
 
-    def charge(self, num_tokens: float) -> None:
-        """Takes tokens out of the bucket, or gives them back where the number is negative."""
+    @contextmanager
+    def reserved(self, num_tokens: int) -> Iterator[Reservation]:
+        """Sets tokens of the bucket aside for one request; what it has not used at the end is given back.
+
+        Args:
+            num_tokens: what it may take at most; more than the bucket holds is not reserved.
+
+        Raises:
+            TenantLimitError: others have used or reserved all there is; nothing was changed.
+        """
+        self._check_bucket(self._num_reserved)
+        num_tokens = math.ceil(min(num_tokens, self._tenant.burst))
+        self._num_reserved += num_tokens
+        reservation = Reservation(self, num_tokens)
+        try:
+            yield reservation
+        finally:
+            reservation.end()
+
+    def _take(self, num_tokens: int) -> None:
         if self._tenant.tokens_per_second is not None:
             self._fill()
-            self._level = min(self._level - num_tokens, self._tenant.burst)
+            self._level -= num_tokens
 
     def _end_calls(self, error: PykvError, *, operator_only: bool = False) -> None:
         for call in self._calls:
             if call.needs_operator or not operator_only:
                 call.end(error)
 
-    def _check(self) -> None:
+    def _check_in_flight(self) -> None:
         tenant = self._tenant
         if tenant.max_in_flight is not None and self.num_in_flight >= tenant.max_in_flight:
             message = f"tenant {tenant.name} has {self.num_in_flight} calls in flight"
             raise TenantLimitError(f"{message}: allowed is {tenant.max_in_flight}", IN_FLIGHT_RETRY_SECONDS)
-        if tenant.tokens_per_second is not None:
-            self._fill()
-            if self._level <= 0.0:
-                seconds = (1.0 - self._level) / tenant.tokens_per_second
-                message = f"tenant {tenant.name} has used more than its {tenant.tokens_per_second:g} tokens/s"
-                raise TenantLimitError(message, seconds)
+
+    def _check_bucket(self, num_reserved: int) -> None:
+        rate = self._tenant.tokens_per_second
+        if rate is None:
+            return
+        self._fill()
+        if self._level <= 0.0:
+            message = f"tenant {self._tenant.name} has used more than its {rate:g} tokens/s"
+            raise TenantLimitError(message, self._seconds_until_filled(rate, num_reserved))
+        if self._level <= num_reserved:
+            message = (
+                f"tenant {self._tenant.name} has calls that may use all that is left of its {rate:g} tokens/s"
+            )
+            raise TenantLimitError(message, self._seconds_until_filled(rate, num_reserved))
+
+    def _seconds_until_filled(self, rate: float, num_reserved: int) -> float:
+        """When to come again. What is reserved may be given back at any moment, so only what was used counts."""
+        seconds = (1.0 - self._level) / rate
+        if not num_reserved:
+            return seconds
+        missing = 1.0 + num_reserved - self._level
+        fills_by_itself = self._level + missing <= self._tenant.burst
+        seconds = max(seconds, IN_FLIGHT_RETRY_SECONDS)
+        return min(missing / rate, seconds) if fills_by_itself else seconds
 
     def _fill(self) -> None:
         now = self._clock()

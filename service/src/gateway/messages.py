@@ -5,6 +5,7 @@ from typing import Any
 
 from smg_grpc_proto import vllm_engine_pb2 as pb
 
+from pykv.engine.delta_stream import DeltaStream
 from pykv.engine.outputs import OutputDelta, TokenLogprobs
 from pykv.errors import InvalidRequestError
 from pykv.sampling import SamplingParams
@@ -68,43 +69,46 @@ def params_of(message: pb.SamplingParams) -> SamplingParams:
     return SamplingParams.from_mapping(options)
 
 
-def chunk_of(delta: OutputDelta, num_prompt_tokens: int) -> pb.GenerateResponse:
-    """What is new in one sample."""
+def chunk_of(delta: OutputDelta, source: DeltaStream) -> pb.GenerateResponse:
+    """What is new in one sample.
+
+    Args:
+        source: of the delta; knows the request's prompt.
+    """
     chunk = pb.GenerateStreamChunk(
         token_ids=delta.token_ids,
-        prompt_tokens=num_prompt_tokens,
+        prompt_tokens=source.num_prompt_tokens or 0,
         completion_tokens=len(delta.token_ids),
+        cached_tokens=source.num_cached_tokens or 0,
         index=delta.index,
     )
     if delta.logprobs is not None:
         chunk.output_logprobs.CopyFrom(_output_logprobs(delta.logprobs))
     if delta.prompt_logprobs is not None:
-        chunk.input_logprobs.CopyFrom(_input_logprobs(delta.prompt_logprobs))
+        chunk.input_logprobs.CopyFrom(_input_logprobs(delta.prompt_logprobs, source))
     return pb.GenerateResponse(chunk=chunk)
 
 
-def complete_of(
-    last: OutputDelta, num_prompt_tokens: int, num_output_tokens: int, num_cached_tokens: int
-) -> pb.GenerateResponse:
+def complete_of(last: OutputDelta, source: DeltaStream, num_output_tokens: int) -> pb.GenerateResponse:
     """The end of one sample.
 
     Args:
         last: its last delta, or all of them merged.
+        source: of the deltas; knows the request's prompt.
         num_output_tokens: of the whole sample.
-        num_cached_tokens: of the prompt, as far as it is known.
     """
     complete = pb.GenerateComplete(
         output_ids=last.token_ids,
         finish_reason=last.finish_reason,
-        prompt_tokens=num_prompt_tokens,
+        prompt_tokens=source.num_prompt_tokens or 0,
         completion_tokens=num_output_tokens,
-        cached_tokens=num_cached_tokens,
+        cached_tokens=source.num_cached_tokens or 0,
         index=last.index,
     )
     if last.logprobs is not None:
         complete.output_logprobs.CopyFrom(_output_logprobs(last.logprobs))
     if last.prompt_logprobs is not None:
-        complete.input_logprobs.CopyFrom(_input_logprobs(last.prompt_logprobs))
+        complete.input_logprobs.CopyFrom(_input_logprobs(last.prompt_logprobs, source))
     if isinstance(last.stop_reason, str):
         complete.matched_stop_str = last.stop_reason
     elif last.stop_reason is not None:
@@ -131,11 +135,10 @@ def _output_logprobs(entries: Iterable[TokenLogprobs]) -> pb.OutputLogProbs:
     return message
 
 
-def _input_logprobs(entries: Iterable[TokenLogprobs | None]) -> pb.InputLogProbs:
-    message = pb.InputLogProbs()
+def _input_logprobs(entries: Iterable[TokenLogprobs | None], source: DeltaStream) -> pb.InputLogProbs:
+    message = pb.InputLogProbs(token_ids=source.prompt_token_ids)
     for entry in entries:
         message.token_logprobs.append(pb.InputTokenLogProb(value=None if entry is None else entry.logprob))
-        message.token_ids.append(0 if entry is None else entry.token_id)
         message.top_logprobs.append(pb.TopLogProbs() if entry is None else _top(entry))
     return message
 

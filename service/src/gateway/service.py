@@ -16,11 +16,13 @@ from grpclib.server import Stream
 from smg_grpc_proto import vllm_engine_pb2 as pb
 from smg_grpc_proto.generated import common_pb2
 
+from pykv.engine.delta_stream import DeltaStream
 from pykv.engine.merging import merged
 from pykv.engine.outputs import OutputDelta
 from pykv.errors import InvalidRequestError
 from pykv.service.access import Account, Gate
-from pykv.service.caller import Caller, estimated_tokens, log_end
+from pykv.service.bill import estimated_tokens
+from pykv.service.caller import Caller, log_end
 from pykv.service.engine_service import EngineService, TakenRequest
 from pykv.service.errors import FailedSequenceError
 from pykv.service.gateway.kv_events import batches_of
@@ -75,7 +77,7 @@ class GatewayService:
         def take(served: ServedModel, request: pb.GenerateRequest, caller: Caller) -> TakenRequest:
             prompt, params = prompt_of(request), params_of(request.sampling_params)
             deltas = served.engine.generate(prompt, params, **caller.names())
-            answer = _Answer(stream, caller, len(prompt) if isinstance(prompt, tuple) else 0)
+            answer = _Answer(stream, caller, deltas)
             pass_on = answer.stream if request.stream else answer.whole
             return TakenRequest("text_completion", params, estimated_tokens(prompt), deltas, pass_on)
 
@@ -230,13 +232,13 @@ class _Answer:
     """One request's way back to the gateway.
 
     Args:
-        num_prompt_tokens: 0 = known at the end only.
+        source: what the engine gives for it; knows the prompt.
     """
 
-    def __init__(self, stream: AnyStream, caller: Caller, num_prompt_tokens: int) -> None:
+    def __init__(self, stream: AnyStream, caller: Caller, source: DeltaStream) -> None:
         self._stream = stream
         self._caller = caller
-        self._num_prompt_tokens = num_prompt_tokens
+        self._source = source
         self._num_output_tokens: dict[int, int] = {}
 
     async def stream(self, deltas: Deltas) -> None:
@@ -250,11 +252,11 @@ class _Answer:
             async for delta in deltas:
                 self._count(delta)
                 if delta.token_ids or delta.prompt_logprobs is not None:
-                    await self._stream.send_message(chunk_of(delta, self._num_prompt_tokens))
+                    await self._stream.send_message(chunk_of(delta, self._source))
                 if delta.finish_reason == "error":
                     failed = delta.error or "a sample failed"
                 elif delta.finish_reason is not None:
-                    await self._stream.send_message(self._complete(delta, delta))
+                    await self._stream.send_message(self._complete(delta))
         if failed is not None:
             raise FailedSequenceError(failed)
 
@@ -265,26 +267,22 @@ class _Answer:
             FailedSequenceError: a sample failed.
         """
         samples: dict[int, list[OutputDelta]] = {}
-        last: OutputDelta | None = None
         async with aclosing(deltas):
-            async for last in deltas:
-                self._count(last)
-                samples.setdefault(last.index, []).append(last)
+            async for delta in deltas:
+                self._count(delta)
+                samples.setdefault(delta.index, []).append(delta)
         for index in sorted(samples):
             sample = merged(samples[index])
             if sample.finish_reason == "error":
                 raise FailedSequenceError(sample.error or "a sample failed")
-            await self._stream.send_message(self._complete(sample, last or sample))
+            await self._stream.send_message(self._complete(sample))
 
     def _count(self, delta: OutputDelta) -> None:
         self._caller.charge(delta)
         before = self._num_output_tokens.get(delta.index, 0)
         self._num_output_tokens[delta.index] = before + len(delta.token_ids)
         if delta.usage is not None:
-            self._num_prompt_tokens = delta.usage.prompt_tokens
             log_end(delta.finish_reason, delta.usage)
 
-    def _complete(self, sample: OutputDelta, last: OutputDelta) -> pb.GenerateResponse:
-        num_cached_tokens = 0 if last.usage is None else last.usage.cached_tokens
-        num_output_tokens = self._num_output_tokens[sample.index]
-        return complete_of(sample, self._num_prompt_tokens, num_output_tokens, num_cached_tokens)
+    def _complete(self, sample: OutputDelta) -> pb.GenerateResponse:
+        return complete_of(sample, self._source, self._num_output_tokens[sample.index])

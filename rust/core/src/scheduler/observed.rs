@@ -2,7 +2,7 @@
 
 use super::Scheduler;
 use crate::prefix::Events;
-use crate::units::TokenId;
+use crate::units::{RequestId, TokenId};
 
 impl Scheduler {
     /// How many of the first `tokens` a request would find cached in a scope now. Changes nothing.
@@ -11,6 +11,12 @@ impl Scheduler {
         let hits = self.cache.probe(scope, tokens, usize::MAX).hits;
         self.cache.leave_scope(scope);
         hits * self.block_size.tokens()
+    }
+
+    /// How many tokens of its prompt a live request found cached, as its summary will say: 0 before its first step was
+    /// applied. None if it has ended.
+    pub fn found_tokens(&self, request: RequestId) -> Option<usize> {
+        self.requests.get(&request).map(|entry| entry.summary.cached_tokens)
     }
 
     /// Takes the events about cached blocks since the last call. Empty if none are kept.
