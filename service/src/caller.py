@@ -9,6 +9,7 @@ import structlog
 
 from pykv.engine.delta_stream import DeltaStream
 from pykv.engine.outputs import OutputDelta, Usage
+from pykv.errors import DuplicateRequestError
 from pykv.retention import Retention
 from pykv.service.access import Account
 from pykv.service.protocol import engine_pb2 as pb
@@ -107,6 +108,18 @@ class Caller:
         finally:
             known = deltas.num_prompt_tokens
             self.account.charge((cost if known is None else known) - estimate)
+
+    @contextmanager
+    def addressed(self) -> Iterator[None]:
+        """Names the request as the caller does where the engine would name it with its tenant.
+
+        Raises:
+            DuplicateRequestError: as the engine.
+        """
+        try:
+            yield
+        except DuplicateRequestError:
+            raise DuplicateRequestError(f"request_id {self.request_id!r} is live already") from None
 
     def charge(self, delta: OutputDelta) -> None:
         """Charges the tenant for new tokens of the output."""

@@ -120,7 +120,7 @@ class EngineService:
                     params=taken.params,
                     metadata=stream.metadata,
                 )
-                with caller.charged(taken.estimate, taken.deltas):
+                with caller.addressed(), caller.charged(taken.estimate, taken.deltas):
                     await taken.pass_on(traced)
 
     async def Abort(self, stream: Stream[pb.AbortRequest, pb.AbortResponse]) -> None:  # noqa: N802
