@@ -9,7 +9,7 @@ import structlog
 
 from pykv.engine.delta_stream import DeltaStream
 from pykv.engine.outputs import OutputDelta, Usage
-from pykv.errors import CapacityError
+from pykv.errors import CapacityError, DuplicateRequestError
 from pykv.retention import Retention
 from pykv.service.access import Account
 from pykv.service.bill import Bill, MostTokens
@@ -111,6 +111,18 @@ class Caller:
                 raise
             finally:
                 bill.settle_prompt(cost)
+
+    @contextmanager
+    def addressed(self) -> Iterator[None]:
+        """Names the request as the caller does where the engine would name it with its tenant.
+
+        Raises:
+            DuplicateRequestError: as the engine.
+        """
+        try:
+            yield
+        except DuplicateRequestError:
+            raise DuplicateRequestError(f"request_id {self.request_id!r} is live already") from None
 
     def charge(self, delta: OutputDelta) -> None:
         """Charges the tenant for new tokens of the output, and for the prompt with the first of them."""

@@ -11,18 +11,19 @@ from anyio.abc import TaskGroup
 from grpclib._typing import IServable
 from grpclib.reflection.service import ServerReflection
 
+from pykv.errors import ConfigError
 from pykv.extras import needs_extra
 from pykv.service.access import Gate
 from pykv.service.bounded_log import BoundedLog
 from pykv.service.calls import AnyStream, Calls, guarded
 from pykv.service.engine_service import EngineService
-from pykv.service.files import check_writable, write_whole
 from pykv.service.health import HealthService, HealthState, watch_engine
 from pykv.service.kv_events import EventFeed
 from pykv.service.listening import address_of, bind
 from pykv.service.metrics import DaemonCollector, MetricsEndpoint
 from pykv.service.options import ServeOptions
 from pykv.service.protocol.engine_pb2 import DESCRIPTOR
+from pykv.service.ready_file import ReadyFile
 from pykv.service.reload import Credentials
 from pykv.service.request_limits import method_limits
 from pykv.service.servable import DescribedService
@@ -56,8 +57,7 @@ class Daemon:
     """
 
     def __init__(self, options: ServeOptions, load: Loader) -> None:
-        if options.ready_path is not None:
-            check_writable(options.ready_path, "ready_file")
+        self._ready_file = ReadyFile(options.ready_path)
         self._options = options
         self._load = load
         self._lines = BoundedLog()
@@ -69,7 +69,7 @@ class Daemon:
         self._credentials = Credentials(options)
         self._gate = self._credentials.gate
         self._feed = EventFeed(options.keeps_kv_events)
-        self._tracing = tracing_to(options.otlp_endpoint)
+        self._tracing = tracing_to(options.otlp_endpoint, self._lines)
         self._engine_service = EngineService(self._gate, self._feed, self._tracing)
         self._check = RequestCheck()
         self._server = CallServer(
@@ -85,6 +85,7 @@ class Daemon:
             self._health,
             options.metrics_aliases,
             self._server,
+            self._credentials.certificate_end,
         )
         self._metrics: MetricsEndpoint | None = None
         self._zmq_addresses = ("", "")
@@ -93,12 +94,18 @@ class Daemon:
         """Serves until a signal asks for the end.
 
         Raises:
-            ConfigError: the address cannot be listened on.
+            ConfigError: the address cannot be listened on, or the ready file of a run before not removed.
             PykvError: the model cannot be loaded.
         """
         listener = bind(self._options.host, self._options.port)
         self._address = address_of(listener)
-        await self._server.listen(listener, self._credentials.tls)
+        try:
+            self._ready_file.clear()  # now that the port is known to be no other daemon's, whose file it may be
+        except ConfigError:
+            listener.close()
+            raise
+        tls = self._credentials.tls
+        await self._server.listen(listener, None if tls is None else tls.context)
         try:
             async with self._metrics_endpoint(), self._tracing:
                 await self._run()
@@ -156,7 +163,10 @@ class Daemon:
                 watch_engine, served.engine, self._health, self._calls, self._options.progress_timeout
             )
             self._announce(served.description)
-            await self._shutdown.wait_requested()
+            with self._ready_file.telling(self._address):
+                print(f"pykv-serve ready on {self._address}", flush=True)
+                self._ready.set()
+                await self._shutdown.wait_requested()
             self._feed.close()  # who subscribes would not end by itself
             await self._shutdown.drain(self._server, self._calls, self._health, self._options.drain_timeout)
             tasks.cancel_scope.cancel()
@@ -216,10 +226,6 @@ class Daemon:
                 f"{count} of {length} tokens" for length, count in description.requests_that_fit().items()
             ),
         )
-        if self._options.ready_path is not None:
-            write_whole(self._options.ready_path, f"{self._address}\n", "ready_file")
-        print(f"pykv-serve ready on {self._address}", flush=True)
-        self._ready.set()
 
     def _services(self) -> list[IServable]:
         engines: list[IServable] = [

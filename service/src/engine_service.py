@@ -122,7 +122,7 @@ class EngineService:
                     metadata=stream.metadata,
                 )
                 most = MostTokens.of(taken.estimate, taken.params, served.description.max_model_len)
-                with caller.charged(most, taken.deltas):
+                with caller.addressed(), caller.charged(most, taken.deltas):
                     await taken.pass_on(traced)
 
     async def Abort(self, stream: Stream[pb.AbortRequest, pb.AbortResponse]) -> None:  # noqa: N802

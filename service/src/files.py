@@ -9,7 +9,16 @@ from typing import Any
 
 from pykv.errors import ConfigError
 
-__all__ = ["check_regular", "check_writable", "read_toml", "shortened", "shown", "write_whole"]
+__all__ = [
+    "check_regular",
+    "check_writable",
+    "read_bytes",
+    "read_toml",
+    "remove",
+    "shortened",
+    "shown",
+    "write_whole",
+]
 
 MOST_FILE_BYTES = 2**20
 MOST_CHARACTERS = 80
@@ -24,7 +33,7 @@ def read_toml(path: Path, name: str) -> dict[str, Any]:
     Raises:
         ConfigError: it is no regular file, too large, cannot be read, or is no TOML that Python can hold.
     """
-    content = _read_bytes(path, name)
+    content = read_bytes(path, name)
     try:
         return tomllib.loads(content.decode())
     except RecursionError:
@@ -43,19 +52,23 @@ def check_regular(path: Path, name: str) -> None:
 
 
 def check_writable(path: Path, name: str) -> None:
-    """Sees whether `write_whole` could write a file.
+    """Sees whether `write_whole` could write a file, in the place of one that may be there.
 
     Raises:
-        ConfigError: it could not.
+        ConfigError: it could not, or what is there is no regular file.
     """
     try:
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-        part = _part_of(path)
-        part.touch()
-        part.unlink()
+        is_other = os.path.lexists(path) and not stat.S_ISREG(path.lstat().st_mode)
+        if not is_other:
+            part = _part_of(path)
+            part.touch()
+            part.unlink()
     except (OSError, ValueError) as error:
         raise _unwritable(path, name, error) from error
+    if is_other:
+        raise ConfigError(f"{name} {path} is no regular file: allowed is such a file, or none yet")
 
 
 def write_whole(path: Path, text: str, name: str) -> None:
@@ -70,6 +83,21 @@ def write_whole(path: Path, text: str, name: str) -> None:
         part.replace(path)
     except (OSError, ValueError) as error:
         raise _unwritable(path, name, error) from error
+
+
+def remove(path: Path, name: str) -> None:
+    """Removes a file, if it is there.
+
+    Raises:
+        ConfigError: it cannot be removed.
+    """
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        allowed = "none, or one that may be removed"
+        raise ConfigError(
+            f"{name} {path} cannot be removed: {error.strerror}: allowed is {allowed}"
+        ) from error
 
 
 def shown(value: Any) -> str:
@@ -100,7 +128,12 @@ def _unwritable(path: Path, name: str, error: Exception) -> ConfigError:
     )
 
 
-def _read_bytes(path: Path, name: str) -> bytes:
+def read_bytes(path: Path, name: str) -> bytes:
+    """All of a file.
+
+    Raises:
+        ConfigError: it is no regular file, too large, or cannot be read.
+    """
     with open(_opened(path, name), "rb") as file:
         try:
             content = file.read(MOST_FILE_BYTES + 1)

@@ -1,7 +1,6 @@
 """SIGHUP: the files of credentials are read again, while all calls go on."""
 
 import signal
-import ssl
 from collections.abc import Sequence
 
 import anyio
@@ -13,6 +12,7 @@ from pykv.service.access import CacheShares, Gate, Tenant, read_tenants
 from pykv.service.files import shortened
 from pykv.service.options import ServeOptions
 from pykv.service.threads import run_in_daemon_thread
+from pykv.service.tls import ServerTls
 from pykv.service.transport import CallServer
 
 __all__ = ["RELOAD_THREAD", "Credentials"]
@@ -59,7 +59,8 @@ class Credentials:
             with anyio.fail_after(READ_SECONDS):
                 tenants, tls = await run_in_daemon_thread(self._read, RELOAD_THREAD)
             if tls is not None:
-                server.renew(tls)
+                server.renew(tls.context, self._are_distrusted(tls))
+                self.tls = tls
             if tenants is not None:
                 self.gate.change(tenants)
                 self.shares.change(tenants)
@@ -72,7 +73,15 @@ class Credentials:
         else:
             log.info("reloaded", tenants=0 if tenants is None else len(tenants), tls=tls is not None)
 
-    def _read(self) -> tuple[Sequence[Tenant] | None, ssl.SSLContext | None]:
+    def certificate_end(self) -> float | None:
+        """When the certificate in use ends, in seconds since 1970; None = there is none."""
+        return None if self.tls is None else self.tls.expires_at
+
+    def _are_distrusted(self, tls: ServerTls) -> bool:
+        """Whether an authority of clients is gone: whose certificate it signed must show another one."""
+        return self.tls is not None and not self.tls.client_authorities <= tls.client_authorities
+
+    def _read(self) -> tuple[Sequence[Tenant] | None, ServerTls | None]:
         options = self._options
         tenants = None if options.tenants_path is None else read_tenants(options.tenants_path)
-        return tenants, None if options.tls_files is None else options.tls_files.context()
+        return tenants, None if options.tls_files is None else options.tls_files.read()

@@ -36,6 +36,7 @@ stub_engine = _sibling("stub_engine")
 raw_connection = _sibling("raw_connection")
 refused_requests = _sibling("refused_requests")
 scripted_server = _sibling("scripted_server")
+Authority = _sibling("authority").Authority
 
 
 def pytest_generate_tests(metafunc):
@@ -108,6 +109,29 @@ async def start_daemon():
             return await stack.enter_async_context(_running(engine, description, archive, options))
 
         yield start
+
+
+@pytest.fixture
+def make_authority():
+    """Makes one more authority of certificates: `make_authority(folder)`."""
+    return Authority
+
+
+@pytest.fixture
+def authority(tmp_path):
+    """Who has signed the daemon's certificate."""
+    return Authority(tmp_path)
+
+
+@pytest.fixture
+def start_tls(start_daemon, authority):
+    """Starts a daemon with a certificate for 127.0.0.1: `await start_tls(**options)`."""
+
+    async def start(**options):
+        chain, key = authority.issue("server", "127.0.0.1")
+        return await start_daemon(tls_cert=str(chain), tls_key=str(key), **options)
+
+    return start
 
 
 @pytest.fixture(scope="session")

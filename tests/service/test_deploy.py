@@ -40,8 +40,8 @@ def test_a_rule_is_whole(rule):
 
 
 @pytest.mark.asyncio
-async def test_rules_ask_for_metrics_that_there_are(start_daemon):
-    daemon = await start_daemon()
+async def test_rules_ask_for_metrics_that_there_are(start_tls):
+    daemon = await start_tls()
     families = list(daemon.daemon._collector.collect())
     known = {sample.name for family in families for sample in family.samples}
     known |= {family.name + "_total" for family in families}  # counters without a value yet

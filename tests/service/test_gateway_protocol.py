@@ -20,6 +20,8 @@ from pykv.service.tokenizer_archive import tokenizer_archive
 
 pytestmark = pytest.mark.asyncio
 
+RESOURCE_EXHAUSTED = 8
+
 
 @pytest.fixture
 def open_stub():
@@ -184,6 +186,36 @@ async def test_the_tokenizer_is_sent_as_an_archive_that_is_always_the_same(
     assert {"tokenizer.json", "tokenizer_config.json", "config.json"} <= names
 
 
+@pytest.mark.parametrize("has_tenants", [True, False])
+async def test_who_reads_the_tokenizer_slowly_leaves_room_to_others(
+    start_daemon, raw_open, framed, tmp_path, has_tenants
+):
+    digests = {name: hashlib.sha256(name.encode()).hexdigest() for name in ("slow", "quick")}
+    file = tmp_path / "tenants.toml"
+    file.write_text("".join(f'[tenants.{name}]\ntoken_sha256 = ["{digests[name]}"]\n' for name in digests))
+    options = {"tenants": str(file)} if has_tenants else {}
+    daemon = await start_daemon(archive=lambda: b"a" * 300_000, **options)
+    path, request = "/vllm.grpc.engine.VllmEngine/GetTokenizer", framed(common_pb2.GetTokenizerRequest())
+
+    async def begin(connection, name, count):
+        credential = [("authorization", f"Bearer {name}")]
+        calls = [connection.request(path, request, more_headers=credential) for _ in range(count)]
+        await connection.flush()
+        return [await connection.begun(call) for call in calls], calls
+
+    slow = [await raw_open(daemon.address, 1024) for _ in range(3)]
+    statuses = [(await begin(connection, "slow", 64))[0] for connection in slow]
+    refusal = "too many read the tokenizer: allowed is 64 in all, and of those a fair part"
+    assert {status for each in statuses for status in each} == {(0, ""), (RESOURCE_EXHAUSTED, refusal)}
+    assert [each.count((0, "")) for each in statuses] == [22, 7, 2]
+    quick = await raw_open(daemon.address, 2**20)
+    _, calls = await begin(quick, "quick", 4 if has_tenants else 1)
+    for call in calls:
+        assert (await quick.status(call))[0] == 0
+    for connection in (*slow, quick):
+        await connection.close()
+
+
 @pytest.mark.parametrize(
     ("request_message", "field"),
     [
@@ -232,9 +264,7 @@ async def test_a_text_is_taken_too():
     assert prompt_of(pb.GenerateRequest(text="a b")) == "a b"
 
 
-async def test_the_tokenizer_is_packed_once_and_its_readers_count(
-    start_daemon, open_stub, tmp_path, monkeypatch
-):
+async def test_the_tokenizer_is_packed_once_and_its_readers_count(start_daemon, open_stub, tmp_path):
     made = []
 
     def make():
@@ -257,7 +287,3 @@ async def test_the_tokenizer_is_packed_once_and_its_readers_count(
         with pytest.raises(grpc.aio.AioRpcError, match="calls in flight: allowed is 1"):
             await read(stub.GetTokenizer(common_pb2.GetTokenizerRequest(), metadata=one))
         running.cancel()
-        monkeypatch.setattr("pykv.service.gateway.service.MAX_TOKENIZER_READERS", 0)
-        await daemon.engine.until(lambda: not daemon.engine.live)
-        with pytest.raises(grpc.aio.AioRpcError, match="callers read the tokenizer: allowed is 0"):
-            await read(stub.GetTokenizer(common_pb2.GetTokenizerRequest(), metadata=one))

@@ -224,6 +224,27 @@ async def test_a_slow_subscriber_loses_events_and_is_mended_by_a_snapshot(
     await connection.close()
 
 
+@pytest.mark.parametrize("protocol", [pb, vllm])
+async def test_a_subscriber_that_reads_nothing_for_too_long_is_ended(
+    start, raw_open, framed, protocol, eventually
+):
+    daemon = await start(stall_timeout=0.1)
+    connection = await raw_open(daemon.address, 1024)
+    path = f"/{protocol.DESCRIPTOR.package}.{'Engine' if protocol is pb else 'VllmEngine'}/SubscribeKvEvents"
+    async with Client(daemon.address) as client:
+        await load(client, 8)
+        stream_id = await connection.send(path, framed(b""))
+        await load(client, 8)
+
+    async def is_ended():
+        return not len(daemon.daemon._calls)
+
+    await eventually(is_ended)
+    status, message = await connection.status(stream_id)
+    assert (status, "read nothing" in message) == (8, True)
+    await connection.close()
+
+
 async def test_a_ring_that_overflows_shows_a_gap(start, eventually):
     daemon, known = await start(max_kv_events=3), Known()
     async with Client(daemon.address) as client, following(client.kv_events(), known):

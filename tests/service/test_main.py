@@ -1,6 +1,7 @@
 """The daemon as a process: its exit codes, what it prints, and how it ends."""
 
 import asyncio
+import errno
 import json
 import os
 import signal
@@ -8,6 +9,7 @@ import socket
 import subprocess
 import sys
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -91,6 +93,68 @@ def test_a_ready_file_that_cannot_be_written_is_refused_before_the_model_is_read
     assert error.startswith(f"pykv-serve: ready_file {tmp_path / place} cannot be written")
     assert error.count("\n") == 1
     assert not list(tmp_path.iterdir())
+
+
+def test_a_ready_file_that_is_no_file_is_left_alone(refused, tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("/dev/null")
+    for name in ("pipe", "link"):
+        error = refused("--port", "0", "--model", "nowhere", "--ready-file", str(tmp_path / name))
+        assert error.startswith(f"pykv-serve: ready_file {tmp_path / name} is no regular file")
+    assert {path.name for path in tmp_path.iterdir()} == {"pipe", "link"}
+
+
+def test_the_ready_file_of_a_run_before_is_gone_while_the_model_is_read(
+    tmp_path, load_stub, logging_as_it_was
+):
+    path, found = tmp_path / "ready", []
+    path.write_text("127.0.0.1:1\n")
+
+    def load(options, tell):
+        found.append(path.exists())
+        return load_stub(replace(options, model="nowhere"), tell)
+
+    assert main(["--port", "0", "--ready-file", str(path)], {}, load) == 2
+    assert found == [False]
+    assert not path.exists()
+
+
+def test_a_ready_file_that_cannot_be_removed_is_refused(refused, tmp_path, monkeypatch):
+    path, unlink = tmp_path / "ready", Path.unlink
+    path.write_text("127.0.0.1:1\n")
+
+    def only_others(file, missing_ok=False):
+        if file == path:
+            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+        unlink(file, missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", only_others)
+    error = refused("--port", "0", "--model", "nowhere", "--ready-file", str(path))
+    assert error.startswith(f"pykv-serve: ready_file {path} cannot be removed: Operation not permitted")
+    assert error.count("\n") == 1
+
+
+def test_a_daemon_whose_port_is_taken_leaves_the_ready_file_to_who_has_it(refused, tmp_path):
+    path = tmp_path / "ready"
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        path.write_text(f"127.0.0.1:{port}\n")
+        assert "in use" in refused("--port", str(port), "--ready-file", str(path))
+    assert path.read_text() == f"127.0.0.1:{port}\n"
+
+
+@pytest.mark.parametrize("is_others", [False, True])
+def test_the_ready_file_goes_with_its_daemon_and_no_other(tmp_path, is_others):
+    path = tmp_path / "ready"
+    path.write_text("127.0.0.1:1\n")
+    with started("--port", "0", "--ready-file", str(path)) as process:
+        line = process.stdout.readline()
+        assert path.read_text() == f"{line.split()[-1]}\n"
+        if is_others:
+            path.write_text("127.0.0.1:1\n")
+        assert ended(process)[0] == 0
+    assert path.exists() == is_others
+    assert not (tmp_path / "ready.part").exists()
 
 
 @pytest.mark.parametrize(

@@ -59,6 +59,44 @@ async def test_metrics_have_vllms_names_and_aliases_on_request(start_daemon):
     assert value(samples, "ready") == 1
 
 
+OPENMETRICS = "application/openmetrics-text;version=1.0.0"
+TEXT = "text/plain;version=0.0.4"
+
+
+@pytest.mark.parametrize(
+    "accept",
+    [
+        None,
+        f"{OPENMETRICS},application/openmetrics-text;version=0.0.1;q=0.75,{TEXT};q=0.5,*/*;q=0.1",
+        f"{OPENMETRICS};escaping=allow-utf-8;q=0.6,text/plain;version=1.0.0;escaping=allow-utf-8;q=0.4,{TEXT};q=0.3",
+        f"{OPENMETRICS};escaping=underscores;q=0.6,text/plain;version=1.0.0;escaping=underscores;q=0.4",
+        "text/plain;version=1.0.0;escaping=underscores",
+        "application/openmetrics-text",
+        TEXT,
+        "*/*",
+    ],
+)
+async def test_names_are_as_documented_whatever_format_a_scraper_would_take(start_daemon, accept):
+    """Prometheus 2 and 3 send such headers, each in its own way."""
+    daemon = await start_daemon(metrics_port=0, metrics_aliases="vllm")
+    url = f"http://{daemon.daemon.metrics_address}/metrics"
+    request = urllib.request.Request(url, headers={} if accept is None else {"Accept": accept})
+
+    def read():
+        with urllib.request.urlopen(request, timeout=20) as reply:
+            return reply.headers["content-type"], reply.read().decode()
+
+    content_type, text = await asyncio.to_thread(read)
+    assert content_type.replace(" ", "") == f"{TEXT};charset=utf-8"
+    lines = text.splitlines()
+    assert "pykv:ready 1.0" in lines
+    assert 'vllm:num_requests_running{model_name="stub"} 0.0' in lines
+    names = {line.split()[2] for line in lines if line.startswith("# TYPE ")}
+    assert len(names) > 40
+    assert all(name.startswith(("pykv:", "vllm:")) for name in names)
+    assert {family.name for family in text_string_to_metric_families(text)}
+
+
 async def test_the_port_answers_at_its_path_only(start_daemon):
     address = (await start_daemon(metrics_port=0)).daemon.metrics_address
 

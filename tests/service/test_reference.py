@@ -47,8 +47,8 @@ def test_every_option_is_in_the_reference_as_the_help_has_it():
 
 
 @pytest.mark.asyncio
-async def test_every_metric_is_in_the_reference_as_the_daemon_tells_it(daemon):
-    collector = daemon.daemon._collector
+async def test_every_metric_is_in_the_reference_as_the_daemon_tells_it(start_tls):
+    collector = (await start_tls()).daemon._collector
     collector.count_replays_refused(lambda: 0)  # as with --kv-events-zmq-replay
     families = list(collector.collect())
     assert written_rows("Metrics") == list(metric_rows(families))

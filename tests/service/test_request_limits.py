@@ -1,7 +1,9 @@
 """What one request may hold: refused before it is built."""
 
 import asyncio
+import re
 import weakref
+from pathlib import Path
 
 import pytest
 from google.protobuf.descriptor import Descriptor
@@ -17,6 +19,7 @@ from pykv.service.transport import Offence
 from pykv.service.transport.codec import StrictCodec
 from pykv.service.wire_check import RequestCheck
 
+OPERATE = Path(__file__).resolve().parents[2] / "docs" / "operate.md"
 GENERATE, CHAT = "/pykv.v1.Engine/Generate", "/pykv.v1.Engine/Chat"
 GATEWAY = "/vllm.grpc.engine.VllmEngine/"
 WATCH = "/grpc.health.v1.Health/Watch"
@@ -151,6 +154,25 @@ def test_of_a_message_with_too_many_fields_few_are_walked_over(monkeypatch):
         with pytest.raises(GRPCError, match="more than 128 fields"):
             RequestCheck()(field * 32_000, pb.GenerateRequest.DESCRIPTOR)
     assert 0 < len(looked_up) <= 4 * 129
+
+
+def test_the_page_for_operators_has_the_bounds_of_fields():
+    text = " ".join(OPERATE.read_text().split())
+    found = re.search(r"([\d,]+) fields, a packed list of numbers being one.*?([\d,]+) fields, unknown", text)
+    told = [int(number.replace(",", "")) for number in found.groups()]
+    assert told == [wire_check.FIELDS_LIMIT, wire_check.SINGLE_FIELDS_LIMIT]
+    assert wire_check.UNCHECKED_BYTES == 4096
+    assert "larger than 4 KiB" in text
+
+
+@pytest.mark.asyncio
+async def test_fields_are_counted_in_what_is_larger_than_4_kib(raw, framed):
+    small = pb.GenerateRequest(token_ids=pb.TokenIds(ids=[5]), sampling=pb.SamplingParams(max_tokens=1))
+    unknown = b"\x78\x00"  # two bytes
+    most = (4096 - small.ByteSize()) // 2
+    for count, status in ((most, 0), (most + 1, INVALID_ARGUMENT)):
+        stream_id = await raw.send(GENERATE, framed(small.SerializeToString() + unknown * count))
+        assert (await raw.status(stream_id))[0] == status
 
 
 @pytest.mark.asyncio

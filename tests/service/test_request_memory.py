@@ -72,7 +72,7 @@ def test_a_budget_leaves_some_to_each_connection_and_peer():
     assert budget.take(Sharer("c"), 12)
     for sharer, number in taken.items():
         budget.give_back(sharer, number)
-    assert (budget.num_taken, len(budget._of_peer), len(budget._of_sharer)) == (12, 1, 1)
+    assert (budget.num_taken, len(budget._of_group), len(budget._of_sharer)) == (12, 1, 1)
 
 
 def test_a_budget_remembers_nobody_it_refused():
@@ -81,7 +81,7 @@ def test_a_budget_remembers_nobody_it_refused():
     assert [budget.take(sharer, number) for number in (3, 2, 1)] == [False, True, False]
     budget.give_back(sharer, 2)
     assert not budget.take(Sharer("b"), 11)
-    assert (dict(budget._of_peer), dict(budget._of_sharer)) == ({}, {})
+    assert (dict(budget._of_group), dict(budget._of_sharer)) == ({}, {})
 
 
 def test_what_is_a_connections_own_is_not_counted_and_nobody_else_takes_it():
@@ -93,7 +93,7 @@ def test_what_is_a_connections_own_is_not_counted_and_nobody_else_takes_it():
     for sharer, number in zip(flood, taken, strict=True):
         for _ in range(number):
             budget.give_back(sharer, 1)
-    assert (budget.num_taken, dict(budget._of_peer), dict(budget._of_sharer)) == (0, {}, {})
+    assert (budget.num_taken, dict(budget._of_group), dict(budget._of_sharer)) == (0, {}, {})
 
 
 @pytest.mark.asyncio

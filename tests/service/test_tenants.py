@@ -12,10 +12,13 @@ import pytest
 import trustme
 from google.rpc.error_details_pb2 import RetryInfo
 from google.rpc.status_pb2 import Status
+from grpclib.client import UnaryStreamMethod
+from grpclib.exceptions import GRPCError
 from grpclib.metadata import decode_bin_value
+from smg_grpc_proto import vllm_engine_pb2 as vllm
 
 from pykv.client import Client, ServiceError, tls_context
-from pykv.errors import ConfigError, EngineDeadError, QueueFullError
+from pykv.errors import ConfigError, DuplicateRequestError, EngineDeadError, QueueFullError
 from pykv.sampling import SamplingParams
 from pykv.service import reload as reload_module
 from pykv.service.access import Tenant, read_tenants
@@ -25,6 +28,7 @@ from pykv.service.protocol.engine_pb2 import GenerateRequest, TokenIds
 GENERATE = "/pykv.v1.Engine/Generate"
 SHORT = SamplingParams(max_tokens=3, temperature=0)
 LONG = SamplingParams(max_tokens=100_000)
+GATEWAY_GENERATE = "/vllm.grpc.engine.VllmEngine/Generate"
 
 
 def digest(token):
@@ -86,7 +90,6 @@ async def test_without_a_tenants_token_there_is_only_health(start_for_tenants, t
 
 @pytest.mark.asyncio
 async def test_reflection_needs_a_credential_too(start_for_tenants):
-    from grpclib.exceptions import GRPCError
     from grpclib.reflection.v1.reflection_grpc import ServerReflectionStub
     from grpclib.reflection.v1.reflection_pb2 import ServerReflectionRequest
 
@@ -178,6 +181,31 @@ async def test_two_tenants_may_use_one_name_and_abort_only_their_own(start_for_t
         assert [delta async for delta in streams[1]][-1].finish_reason == "abort"
         assert (await anext(streams[0])).finish_reason is None
         await streams[0].aclose()
+
+
+@pytest.mark.asyncio
+async def test_a_name_that_is_taken_is_told_as_its_tenant_wrote_it(start_for_tenants):
+    daemon = await start_for_tenants()
+    daemon.engine.hold()
+    host, port = daemon.address.split(":")
+    channel = PatientChannel(host, int(port))
+    async with named(daemon, "acme-secret") as acme:
+        stream = acme.generate("hello", LONG, request_id="job")
+        waiting = asyncio.create_task(anext(stream))
+        await daemon.engine.until(lambda: "acme/job" in daemon.engine.live)
+        with pytest.raises(DuplicateRequestError) as refusal:
+            await anext(acme.generate("hello", LONG, request_id="job"))
+        theirs = vllm.GenerateRequest(request_id="job", text="hello", stream=True)
+        theirs.sampling_params.max_tokens = 5
+        method = UnaryStreamMethod(channel, GATEWAY_GENERATE, vllm.GenerateRequest, vllm.GenerateResponse)
+        with pytest.raises(GRPCError) as their_refusal:
+            await method(theirs, metadata={"authorization": "Bearer acme-secret"})
+        daemon.engine.release()
+        await waiting
+        await stream.aclose()
+    channel.close()
+    assert their_refusal.value.status.name == "ALREADY_EXISTS"
+    assert str(refusal.value) == their_refusal.value.message == "request_id 'job' is live already"
 
 
 @pytest.mark.asyncio

@@ -9,7 +9,6 @@ import socket
 import ssl
 
 import pytest
-import trustme
 from hyperframe.frame import GoAwayFrame
 
 from pykv.client import Client, ServiceError, tls_context
@@ -24,39 +23,6 @@ pytestmark = pytest.mark.asyncio
 
 SHORT = SamplingParams(max_tokens=3)
 HOST = "127.0.0.1"
-
-
-class Authority:
-    """An authority, and the files that it signs."""
-
-    def __init__(self, folder, name="authority"):
-        self.folder, self._authority = folder, trustme.CA()
-        self.file = folder / f"{name}.pem"
-        self._authority.cert_pem.write_to_path(str(self.file))
-
-    def issue(self, name, *identities, common_name=None):
-        """The paths of a certificate chain and of its key."""
-        issued = self._authority.issue_cert(*identities, common_name=common_name)
-        chain, key = self.folder / f"{name}.chain.pem", self.folder / f"{name}.key.pem"
-        chain.write_bytes(b"".join(blob.bytes() for blob in issued.cert_chain_pems))
-        issued.private_key_pem.write_to_path(str(key))
-        return chain, key
-
-
-@pytest.fixture
-def authority(tmp_path):
-    return Authority(tmp_path)
-
-
-@pytest.fixture
-def start_tls(start_daemon, authority):
-    """Starts a daemon with a certificate for 127.0.0.1: `await start_tls(**options)`."""
-
-    async def start(**options):
-        chain, key = authority.issue("server", HOST)
-        return await start_daemon(tls_cert=str(chain), tls_key=str(key), **options)
-
-    return start
 
 
 async def one_answer(client, collect):
@@ -85,13 +51,14 @@ async def test_plain_text_to_a_port_with_tls_is_not_answered(start_tls):
 
 
 @pytest.mark.parametrize("auth", ["required", "optional"])
-async def test_client_certificates_are_asked_for(start_tls, authority, collect, auth, tmp_path):
+async def test_client_certificates_are_asked_for(
+    start_tls, authority, make_authority, collect, auth, tmp_path
+):
     daemon = await start_tls(tls_client_ca=str(authority.file), tls_client_auth=auth)
     certificate = authority.issue("client", "client.test")
     async with Client(daemon.address, tls=tls_context(authority.file, *certificate)) as client:
         assert await one_answer(client, collect) == [6, 7, 8]
-    (tmp_path / "other").mkdir()
-    stranger = Authority(tmp_path / "other").issue("client", "client.test")
+    stranger = make_authority(tmp_path / "other").issue("client", "client.test")
     async with Client(daemon.address, tls=tls_context(authority.file, *stranger)) as client:
         with pytest.raises(ServiceError):
             await client.get_model()
@@ -104,11 +71,10 @@ async def test_client_certificates_are_asked_for(start_tls, authority, collect, 
 
 
 async def test_a_hangup_renews_the_certificate_and_calls_go_on(
-    start_tls, authority, tmp_path, collect, eventually
+    start_tls, authority, make_authority, tmp_path, collect, eventually
 ):
     daemon = await start_tls()
-    (tmp_path / "new").mkdir()
-    renewed = Authority(tmp_path / "new")
+    renewed = make_authority(tmp_path / "new")
     new_chain, new_key = renewed.issue("server", HOST)
     async with Client(daemon.address, tls=tls_context(authority.file)) as client:
         stream = client.generate([5], SamplingParams(max_tokens=100_000))
@@ -235,12 +201,11 @@ async def test_a_handshake_that_does_not_go_on_holds_the_end_up_no_longer_than_t
 
 
 async def test_a_reload_for_which_no_file_can_be_opened_says_so_and_can_be_repeated(
-    start_tls, authority, tmp_path, collect, eventually, caplog, no_more_files
+    start_tls, authority, make_authority, tmp_path, collect, eventually, caplog, no_more_files
 ):
     caplog.set_level(logging.INFO)
     daemon = await start_tls()
-    (tmp_path / "new").mkdir()
-    renewed = Authority(tmp_path / "new")
+    renewed = make_authority(tmp_path / "new")
     for old, new in zip(("server.chain.pem", "server.key.pem"), renewed.issue("server", HOST), strict=True):
         os.replace(new, tmp_path / old)
 
@@ -274,7 +239,7 @@ async def test_a_file_that_can_be_opened_once_only_is_named(authority, monkeypat
 
     monkeypatch.setattr(ssl.SSLContext, name, no_file)
     with pytest.raises(ConfigError, match="cannot be used: Too many open files"):
-        TlsFiles(chain, key, authority.file).context()
+        TlsFiles(chain, key, authority.file).read()
 
 
 async def test_an_end_amid_handshakes_comes(start_tls, eventually):
@@ -353,8 +318,8 @@ async def test_files_that_cannot_be_used_are_named(authority, tmp_path):
         (TlsFiles(chain, key, garbage), "tls_client_ca"),
     ):
         with pytest.raises(ConfigError, match=words):
-            files.context()
-    assert TlsFiles(other_chain, other_key).context().minimum_version == ssl.TLSVersion.TLSv1_2
+            files.read()
+    assert TlsFiles(other_chain, other_key).read().context.minimum_version == ssl.TLSVersion.TLSv1_2
 
 
 async def test_a_key_with_a_passphrase_is_refused_and_nobody_is_asked_for_it(authority, tmp_path):
@@ -371,4 +336,4 @@ async def test_a_key_with_a_passphrase_is_refused_and_nobody_is_asked_for_it(aut
         )
     )
     with pytest.raises(ConfigError, match="passphrase"):
-        TlsFiles(chain, locked).context()
+        TlsFiles(chain, locked).read()

@@ -1,6 +1,7 @@
 """Traces: a span a request, sent to a collector over a real socket, and nothing of it unless it is asked for."""
 
 import asyncio
+import logging
 import subprocess
 import sys
 import threading
@@ -13,6 +14,7 @@ from pykv.client import Client
 from pykv.errors import ConfigError, InvalidRequestError
 from pykv.sampling import SamplingParams
 from pykv.service.options import read_options
+from pykv.service.tracing.spans import PARENT_LOGGERS
 
 TRACE_ID, PARENT_ID = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 
@@ -113,6 +115,37 @@ async def test_a_collector_that_is_not_there_holds_nobody_up(start_daemon, make_
     daemon = await start_daemon(make_real_engine(), otlp_endpoint="http://127.0.0.1:1")
     async with Client(daemon.address) as client, asyncio.timeout(20):
         assert (await collect(client.generate("a", SamplingParams(max_tokens=2))))[-1].usage is not None
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    "context",
+    [
+        {"traceparent": f"00-{TRACE_ID}-{PARENT_ID}-01", "tracestate": "garbage"},
+        {"traceparent": f"00-{TRACE_ID}-{PARENT_ID}-01", "tracestate": "a=" + "1" * 600},
+        {
+            "traceparent": f"00-{TRACE_ID}-{PARENT_ID}-01",
+            "tracestate": ",".join(f"k{i}=1" for i in range(40)),
+        },
+        {"traceparent": f"00-{TRACE_ID}-{PARENT_ID}-01" + "-" * 600},
+    ],
+    ids=["no members", "too long", "too many members", "long parent"],
+)
+async def test_a_flood_of_bad_trace_contexts_fills_no_log(start_daemon, collector, collect, caplog, context):
+    caplog.set_level(logging.INFO)
+    daemon = await start_daemon(otlp_endpoint=collector.url)
+    async with Client(daemon.address) as client:
+        client._metadata.update(context)
+        for _ in range(100):
+            await collect(client.generate([5], SamplingParams(max_tokens=1)))
+    await daemon.stop()
+    assert not [record for record in caplog.records if record.name.startswith("opentelemetry")]
+    dropped = [record for record in caplog.records if record.getMessage() == "trace context dropped"]
+    assert sum(getattr(record, "repeated", 1) for record in dropped) == 100
+    assert len(dropped) < 20
+    assert len(collector.spans) == 100
+    for name in PARENT_LOGGERS:
+        assert not logging.getLogger(name).filters
 
 
 def test_nothing_of_opentelemetry_is_imported_unless_it_is_asked_for():

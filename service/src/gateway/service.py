@@ -5,7 +5,7 @@ import time
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, contextmanager
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, cast
 
 import anyio
 import anyio.to_thread
@@ -33,6 +33,8 @@ from pykv.service.request_limits import ABORTED_IDS_LIMIT
 from pykv.service.requests import receive, request_id_of
 from pykv.service.served import ServedModel
 from pykv.service.tokenizer_archive import tokenizer_chunks
+from pykv.service.transport.shared_budget import SharedBudget
+from pykv.service.transport.stream import BoundedStream
 
 __all__ = ["GatewayService", "gateway_descriptor"]
 
@@ -66,7 +68,7 @@ class GatewayService:
         self._archive: bytes | None = None
         self._archive_digest = ""
         self._making_archive = anyio.Lock()
-        self._num_readers = 0
+        self._readers = SharedBudget(MAX_TOKENIZER_READERS)
 
     async def Generate(self, stream: AnyStream) -> None:  # noqa: N802
         """Continues a prompt; a request that is not to be streamed gets each sample whole."""
@@ -170,7 +172,7 @@ class GatewayService:
     async def GetTokenizer(self, stream: AnyStream) -> None:  # noqa: N802
         """Sends the tokenizer's files, from which the gateway makes its own."""
         account = self._gate.account_of(stream)
-        with account.call(), self._one_more_reader():
+        with account.call(), self._one_more_reader(stream):
             await receive(stream)
             make = self._engine_service.model().tokenizer_archive
             if make is None:
@@ -186,15 +188,17 @@ class GatewayService:
                 await stream.send_message(common_pb2.GetTokenizerChunk(data=part, sha256=sha256))
 
     @contextmanager
-    def _one_more_reader(self) -> Iterator[None]:
-        if self._num_readers >= MAX_TOKENIZER_READERS:
-            message = f"{self._num_readers} callers read the tokenizer: allowed is {MAX_TOKENIZER_READERS}"
-            raise GRPCError(Status.RESOURCE_EXHAUSTED, message)
-        self._num_readers += 1
+    def _one_more_reader(self, stream: AnyStream) -> Iterator[None]:
+        """Bounds the readers of each tenant, or peer where there are no tenants, so that others find room."""
+        inner = cast(BoundedStream, stream._stream)
+        sharer, group = inner.connection.sharer, inner.group
+        if not self._readers.take(sharer, 1, group):
+            allowed = f"{MAX_TOKENIZER_READERS} in all, and of those a fair part"
+            raise GRPCError(Status.RESOURCE_EXHAUSTED, f"too many read the tokenizer: allowed is {allowed}")
         try:
             yield
         finally:
-            self._num_readers -= 1
+            self._readers.give_back(sharer, 1, group)
 
     async def Embed(self, stream: AnyStream) -> None:  # noqa: N802
         """Not served."""

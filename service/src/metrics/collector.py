@@ -13,7 +13,7 @@ from pykv.service.calls import Calls
 from pykv.service.health import HealthState
 from pykv.service.metrics.families import counted_families, description_families, timed_families
 from pykv.service.served import ServedModel, TokenEngine
-from pykv.service.transport import CallServer, Offence
+from pykv.service.transport import CallServer, HandshakeFailure, Offence
 
 __all__ = ["DaemonCollector"]
 
@@ -27,14 +27,22 @@ class DaemonCollector(Collector):
     Args:
         aliases: "vllm" gives what vLLM has under its names too; "none".
         server: whose connections are counted.
+        certificate_end: when the daemon's certificate ends, in seconds since 1970; None = it has none.
     """
 
     def __init__(
-        self, gate: Gate, calls: Calls, health: HealthState, aliases: str, server: CallServer
+        self,
+        gate: Gate,
+        calls: Calls,
+        health: HealthState,
+        aliases: str,
+        server: CallServer,
+        certificate_end: Callable[[], float | None],
     ) -> None:
         self._gate, self._calls, self._health = gate, calls, health
         self._prefixes = PREFIXES[aliases]
         self._server = server
+        self._certificate_end = certificate_end
         self._served: ServedModel | None = None
         self._num_replays_refused: Callable[[], int] | None = None
         self._asking = threading.Lock()
@@ -72,6 +80,7 @@ class DaemonCollector(Collector):
     def _own(self) -> Iterator[Metric]:
         """What the daemon counts itself, with an engine and without."""
         yield from self._of_connections()
+        yield from self._of_tls()
         yield from self._of_calls()
         ready = GaugeMetricFamily("pykv:ready", "Whether requests are served: 1 or 0.")
         ready.add_metric([], float(self._health.is_ready))
@@ -99,6 +108,25 @@ class DaemonCollector(Collector):
         for offence in Offence:
             closed.add_metric([offence.label], self._server.num_closed.get(offence, 0))
         yield closed
+
+    def _of_tls(self) -> Iterator[Metric]:
+        end = self._certificate_end()
+        if end is None:
+            return
+        expiry = GaugeMetricFamily(
+            "pykv:tls_certificate_expiry_timestamp_seconds",
+            "When the certificate in use ends, in seconds since 1970.",
+        )
+        expiry.add_metric([], end)
+        yield expiry
+        failed = CounterMetricFamily(
+            "pykv:tls_handshakes_failed",
+            "Connections whose TLS did not begin, by the cause.",
+            labels=["cause"],
+        )
+        for failure in HandshakeFailure:
+            failed.add_metric([failure.label], self._server.num_failed_handshakes.get(failure, 0))
+        yield failed
 
     def _of_calls(self) -> Iterator[Metric]:
         calls = GaugeMetricFamily("pykv:calls_in_flight", "Calls that have not ended.")

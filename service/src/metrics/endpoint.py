@@ -22,6 +22,8 @@ from pykv.errors import ConfigError
 __all__ = ["MetricsEndpoint"]
 
 PATH = "/metrics"
+ACCEPTED = "text/plain;version=0.0.4"
+"""The one format that is given: the library's others write a name's colon as an underscore, or quote the name."""
 RETRY_SECONDS = 0.5
 MAX_SCRAPES = 16
 ROOM_SECONDS = 0.5
@@ -197,11 +199,11 @@ def _listen(host: str, port: int, app: WSGIApplication) -> ScrapeServer:
 
 
 def _at_path(metrics: WSGIApplication) -> WSGIApplication:
-    """Answers at the metrics' path only."""
+    """Answers at the metrics' path only, in the one format whatever others the scraper would take."""
 
     def answer(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         if environ["PATH_INFO"] == PATH:
-            return metrics(environ, start_response)
+            return metrics(environ | {"HTTP_ACCEPT": ACCEPTED}, start_response)
         start_response("404 Not Found", [("Content-Type", "text/plain; charset=utf-8")])
         return [f"nothing is here; the metrics are at {PATH}\n".encode()]
 

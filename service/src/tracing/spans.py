@@ -1,5 +1,6 @@
 """Spans by the semantic conventions for generative AI; latencies under the names that vLLM's spans have."""
 
+import logging
 import time
 from collections.abc import Mapping
 from contextlib import aclosing
@@ -19,6 +20,7 @@ import pykv
 from pykv.engine.delta_stream import DeltaStream
 from pykv.engine.outputs import OutputDelta, Usage
 from pykv.sampling import SamplingParams
+from pykv.service.bounded_log import BoundedLog
 from pykv.service.tracing.tracing import Deltas
 
 __all__ = ["SpanTracing", "exporter_to"]
@@ -26,6 +28,9 @@ __all__ = ["SpanTracing", "exporter_to"]
 TRACES_PATH = "/v1/traces"
 SEND_SECONDS = 3
 PARENT_KEYS = ("traceparent", "tracestate")
+PARENT_LOGGERS = ("opentelemetry.trace.span", "opentelemetry.trace.propagation.tracecontext")
+"""They have a warning for each caller whose trace context is not as it must be."""
+MESSAGE_CHARACTERS = 200
 REQUEST_PARAMETERS = (
     *("max_tokens", "temperature", "top_p", "top_k", "seed", "presence_penalty", "frequency_penalty"),
 )
@@ -37,21 +42,44 @@ def exporter_to(endpoint: str) -> SpanExporter:
     return OTLPSpanExporter(endpoint=url, timeout=SEND_SECONDS)
 
 
-class SpanTracing:
-    """Sends spans in batches, on a thread; beyond its bounded queue they are dropped."""
+class _ToBoundedLog(logging.Filter):
+    """Takes what the library would log for a caller into the log of what callers cause."""
 
-    def __init__(self, exporter: SpanExporter) -> None:
+    def __init__(self, lines: BoundedLog) -> None:
+        super().__init__()
+        self._lines = lines
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Lets nothing through."""
+        message = record.getMessage()[:MESSAGE_CHARACTERS]
+        self._lines.write("info", "trace context dropped", {}, error=message)
+        return False
+
+
+class SpanTracing:
+    """Sends spans in batches, on a thread; beyond its bounded queue they are dropped.
+
+    Args:
+        lines: where it is told that a caller's trace context is none.
+    """
+
+    def __init__(self, exporter: SpanExporter, lines: BoundedLog) -> None:
         resource = Resource.create({"service.name": "pykv-serve", "service.version": pykv.__version__})
         self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
         self._provider.add_span_processor(BatchSpanProcessor(exporter))
         self._tracer = self._provider.get_tracer("pykv.service", pykv.__version__)
         self._parents = TraceContextTextMapPropagator()
+        self._filter = _ToBoundedLog(lines)
 
     async def __aenter__(self) -> Self:
+        for name in PARENT_LOGGERS:
+            logging.getLogger(name).addFilter(self._filter)
         return self
 
     async def __aexit__(self, *_: object) -> None:
         """Sends what was not sent yet."""
+        for name in PARENT_LOGGERS:
+            logging.getLogger(name).removeFilter(self._filter)
         with anyio.CancelScope(shield=True), anyio.move_on_after(2 * SEND_SECONDS):
             await anyio.to_thread.run_sync(self._provider.shutdown, abandon_on_cancel=True)
 

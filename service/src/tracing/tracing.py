@@ -7,6 +7,7 @@ from pykv.engine.delta_stream import DeltaStream
 from pykv.engine.outputs import OutputDelta
 from pykv.extras import needs_extra
 from pykv.sampling import SamplingParams
+from pykv.service.bounded_log import BoundedLog
 
 __all__ = ["NoTracing", "Tracing", "tracing_to"]
 
@@ -54,11 +55,12 @@ class NoTracing:
         return deltas
 
 
-def tracing_to(endpoint: str | None) -> Tracing:
+def tracing_to(endpoint: str | None, lines: BoundedLog) -> Tracing:
     """Traces that are sent to a collector.
 
     Args:
         endpoint: URL of its OTLP over HTTP; None = no traces.
+        lines: where it is told that a caller's trace context is none.
 
     Raises:
         MissingExtraError: OpenTelemetry is not installed.
@@ -67,4 +69,4 @@ def tracing_to(endpoint: str | None) -> Tracing:
         return NoTracing()
     with needs_extra("--otlp-endpoint", "otel"):
         from pykv.service.tracing.spans import SpanTracing, exporter_to
-    return SpanTracing(exporter_to(endpoint))
+    return SpanTracing(exporter_to(endpoint), lines)

@@ -13,12 +13,14 @@ from hyperframe.frame import SettingsFrame
 from pykv.service.bounded_log import BoundedLog
 from pykv.service.transport.connection import ServerProtocol
 from pykv.service.transport.goaway import goaway
+from pykv.service.transport.handshake import HandshakeFailure
 from pykv.service.transport.peers import Peers, peer_of
 
 __all__ = ["Arrivals"]
 
 ACCEPTS_A_TURN = 64
 RETRY_SECONDS = 1.0
+ERROR_CHARACTERS = 200
 
 log = structlog.get_logger("pykv.service")
 
@@ -35,7 +37,7 @@ class Arrivals:
         make_protocol: makes the protocol of an admitted connection of a peer.
         take: given each protocol once its connection has begun, or is closed because it never will.
         handshake_seconds: how long TLS may take to begin.
-        lines: where refusals are told.
+        lines: where refusals and handshakes that failed are told.
 
     Attributes:
         tls: what the connections that still come begin with; None = plain text.
@@ -118,7 +120,7 @@ class Arrivals:
             self._refuse(connection, peer, limit)
             return
         protocol = self._make_protocol(peer)
-        task = asyncio.create_task(self._begin(connection, protocol))
+        task = asyncio.create_task(self._begin(connection, protocol, peer))
         self._beginning[task] = protocol
         task.add_done_callback(lambda task: self._has_begun(task, protocol, peer))
 
@@ -130,15 +132,25 @@ class Arrivals:
                 reason = goaway(0, ErrorCodes.ENHANCE_YOUR_CALM, f"{limit} is reached")
                 connection.send(SettingsFrame(0).serialize() + reason)
 
-    async def _begin(self, connection: socket.socket, protocol: ServerProtocol) -> None:
+    async def _begin(self, connection: socket.socket, protocol: ServerProtocol, peer: str) -> None:
         tls = self.tls
-        with suppress(OSError):  # a handshake that failed or took too long: the socket is closed
+        try:
             await self._loop.connect_accepted_socket(
                 lambda: protocol,
                 connection,
                 ssl=tls,
                 ssl_handshake_timeout=None if tls is None else self._handshake_seconds,
             )
+        except OSError as error:  # the socket is closed
+            if tls is not None:
+                self._tell(HandshakeFailure.of(error), peer, error)
+
+    def _tell(self, failure: HandshakeFailure, peer: str, error: OSError) -> None:
+        """Counts a handshake that failed; who only looks whether the port is open, as probes do, is no news."""
+        self._peers.count_failed(failure)
+        level = "debug" if failure is HandshakeFailure.LEFT else "info"
+        text = str(error)[:ERROR_CHARACTERS] or failure.value
+        self._lines.write(level, "TLS handshake failed", {"cause": failure.label}, peer=peer, error=text)
 
     def _has_begun(self, task: "asyncio.Task[None]", protocol: ServerProtocol, peer: str) -> None:
         del self._beginning[task]

@@ -15,6 +15,7 @@ from pykv.service.bounded_log import BoundedLog
 from pykv.service.http2 import BoundedH2Connection
 from pykv.service.keepalive import Keepalive
 from pykv.service.transport.backlog import Backlog
+from pykv.service.transport.departure import Departure
 from pykv.service.transport.events import LARGEST_STREAM_ID, BoundedConnection, CallEvents
 from pykv.service.transport.frame_meter import FrameMeter
 from pykv.service.transport.handler import CallHandler
@@ -43,6 +44,7 @@ class ServerProtocol(H2Protocol):
         turns: when it handles what it receives.
         memory: for requests of all connections.
         lines: where it is told why the connection was closed.
+        generation: how often clients had been distrusted when it was accepted.
 
     Attributes:
         has_begun: whether the connection was made, its TLS handshake included.
@@ -64,8 +66,10 @@ class ServerProtocol(H2Protocol):
         turns: Turns,
         memory: RequestMemory,
         lines: BoundedLog,
+        generation: int,
     ) -> None:
         super().__init__(handler, config, h2_config)
+        self.generation = generation
         self.has_begun = False
         self._limits = limits
         self._live = live
@@ -106,14 +110,19 @@ class ServerProtocol(H2Protocol):
             has_calls=lambda: bool(self.processor.streams),
             give_up=partial(self._cut_off, Offence.VANISHED),
         )
+        self._departure = Departure(
+            self._transport.get_extra_info("peercert"), self.announce_end, self._refuse_and_end
+        )
         self._live.add(self)
         self._expect_more()
+        self._departure.watch()
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """Ends the calls of this connection."""
         self._lost.set()
         self._keepalive.stop()
-        del self._keepalive  # each would hold the other
+        self._departure.cancel()
+        del self._keepalive, self._departure  # each would hold the other
         self._live.discard(self)
         self._peers.leave(self._peer)
         self._expect_nothing()
@@ -210,6 +219,16 @@ class ServerProtocol(H2Protocol):
         """Serves the calls that have begun, and no other."""
         self.processor.last_stream_id = self.processor.last_begun
         self.connection.say_goodbye(self.processor.last_stream_id)
+
+    def leave_if_certified(self) -> None:
+        """Asks a client that showed a certificate to leave: calls that run go on, others need a new connection."""
+        if self.has_begun and not self._lost.is_set() and self._departure.has_certificate:
+            self._departure.begin()
+
+    def _refuse_and_end(self) -> None:
+        """Serves the calls that have begun, and ends with the last of them."""
+        self.refuse_further_calls()
+        self.processor.close_when_done()
 
     def close(self) -> None:
         """Closes the connection once what was sent is out, or soon after."""

@@ -153,7 +153,7 @@ class CallEvents(EventsProcessor):
     last_stream_id = LARGEST_STREAM_ID
     connection: BoundedConnection
     handler: CallHandler
-    _is_client_leaving = False
+    _is_leaving = False
 
     def __init__(self, handler: CallHandler, connection: BoundedConnection, lines: BoundedLog) -> None:
         super().__init__(handler, connection)
@@ -230,8 +230,7 @@ class CallEvents(EventsProcessor):
     def process_connection_terminated(self, event: ConnectionTerminated) -> None:
         """Ends the connection: at once because of an error, else with the last of its calls."""
         if event.error_code == ErrorCodes.NO_ERROR:
-            self._is_client_leaving = True
-            self._close_if_done()
+            self.close_when_done()
         else:
             super().process_connection_terminated(event)
 
@@ -246,12 +245,16 @@ class CallEvents(EventsProcessor):
 
         return release_stream
 
+    def close_when_done(self) -> None:
+        """Closes the connection once no call is left: one side has said goodbye."""
+        self._is_leaving = True
+        self._close_if_done()
+
     def _close_if_done(self) -> None:
-        """Closes a connection whose client has said goodbye, once no call is left."""
-        if self._is_client_leaving and not self.streams and not self.connection.is_closing():
+        if self._is_leaving and not self.streams and not self.connection.is_closing():
             self.connection.flush()
             self.connection.say_goodbye(self.last_begun)
-            self.close("the client said goodbye")
+            self.close("a goodbye was said")
 
     def _refuse(self, stream_id: int, fault: HeaderFault) -> None:
         """Answers without a task: such calls may come in floods."""

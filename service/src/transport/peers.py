@@ -6,6 +6,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from pykv.service.transport.handshake import HandshakeFailure
 from pykv.service.transport.limits import TransportLimits
 from pykv.service.transport.offence import Offence
 
@@ -34,6 +35,7 @@ class Peers:
         self._num_open = 0
         self._refused: Counter[str] = Counter()
         self._closed: Counter[Offence] = Counter()
+        self._failed: Counter[HandshakeFailure] = Counter()
 
     @property
     def num_open(self) -> int:
@@ -49,6 +51,15 @@ class Peers:
     def num_closed(self) -> Mapping[Offence, int]:
         """Connections that were closed because of what their clients did."""
         return self._closed
+
+    @property
+    def num_failed(self) -> Mapping[HandshakeFailure, int]:
+        """Connections that were admitted and whose TLS did not begin."""
+        return self._failed
+
+    def count_failed(self, failure: HandshakeFailure) -> None:
+        """Counts one of those; it is open until it leaves."""
+        self._failed[failure] += 1
 
     def count_closed(self, offence: Offence) -> None:
         """Counts one of those; it is open until it leaves."""

@@ -17,6 +17,7 @@ from pykv.service.transport.arrivals import Arrivals
 from pykv.service.transport.codec import MessageCheck, StrictCodec
 from pykv.service.transport.connection import ServerProtocol
 from pykv.service.transport.handler import CallHandler
+from pykv.service.transport.handshake import HandshakeFailure
 from pykv.service.transport.limits import MethodLimits, TransportLimits
 from pykv.service.transport.offence import Offence
 from pykv.service.transport.peers import Peers
@@ -64,6 +65,7 @@ class CallServer(Server):
         self._turns = Turns()
         self._arrivals: Arrivals | None = None
         self._goodbye_seconds: float | None = None
+        self._generation = 0
         self._memory = RequestMemory(limits.request_memory_bytes, STREAM_WINDOW_BYTES)
         self._limits_of = limits_of or (lambda path: MethodLimits(limits.max_message_bytes))
 
@@ -76,10 +78,20 @@ class CallServer(Server):
         self._server = cast(asyncio.AbstractServer, self._arrivals)
         self._server_closed_fut = self._loop.create_future()
 
-    def renew(self, tls: ssl.SSLContext) -> None:
-        """Takes further connections with this context; those that are open stay as they are."""
-        if self._arrivals is not None:
-            self._arrivals.tls = tls
+    def renew(self, tls: ssl.SSLContext, are_clients_distrusted: bool = False) -> None:
+        """Takes further connections with this context; those that are open stay as they are.
+
+        Args:
+            are_clients_distrusted: clients that showed a certificate are asked to come back by another connection,
+                where it is verified anew. Their calls that run go on.
+        """
+        if self._arrivals is None:
+            return
+        self._arrivals.tls = tls
+        if are_clients_distrusted:
+            self._generation += 1
+            for connection in list(self._connections):
+                connection.leave_if_certified()
 
     @property
     def num_connections(self) -> int:
@@ -95,6 +107,11 @@ class CallServer(Server):
     def num_closed(self) -> Mapping[Offence, int]:
         """Connections that were closed because of what their clients did."""
         return self._peers.num_closed
+
+    @property
+    def num_failed_handshakes(self) -> Mapping[HandshakeFailure, int]:
+        """Connections whose TLS did not begin."""
+        return self._peers.num_failed
 
     def stop_listening(self) -> None:
         """Takes no more connections; the handshakes that have begun go on."""
@@ -162,6 +179,7 @@ class CallServer(Server):
             self._turns,
             self._memory,
             self._lines,
+            self._generation,
         )
 
     def _take(self, protocol: ServerProtocol) -> None:
@@ -171,3 +189,5 @@ class CallServer(Server):
         elif self._goodbye_seconds is not None:
             protocol.announce_end()
             self._loop.call_later(self._goodbye_seconds, protocol.refuse_further_calls)
+        elif protocol.generation != self._generation:
+            protocol.leave_if_certified()

@@ -18,10 +18,10 @@ class Sharer:
 
 
 class SharedBudget:
-    """A connection may have as much as is left to its peer, and a peer as much as is left to all.
+    """A connection may have as much as is left to its group, and a group as much as is left to all.
 
-    So one connection alone has about a third and one peer half, and who comes next finds some. What is a connection's
-    own nobody else can take.
+    So one connection alone has about a third and one group half, and who comes next finds some. A group is the
+    connection's peer, unless who takes something names another one. What is a connection's own nobody else can take.
 
     Args:
         most: of all connections together, beside what is each one's own.
@@ -36,36 +36,42 @@ class SharedBudget:
         self._most = most
         self._most_of_one = most_of_one
         self._of_its_own = of_its_own
-        self._of_peer: Counter[str] = Counter()
-        self._of_sharer: Counter[Sharer] = Counter()
+        self._of_group: Counter[str] = Counter()
+        self._of_sharer: Counter[tuple[Sharer, str]] = Counter()
         self.num_taken = 0
 
-    def take(self, sharer: Sharer, number: int) -> bool:
-        """Takes so much for a connection, until it gives it back; False = that is more than it may have."""
-        before = self._of_sharer.get(sharer, 0)
+    def take(self, sharer: Sharer, number: int, group: str | None = None) -> bool:
+        """Takes so much for a connection, until it gives it back; False = that is more than it may have.
+
+        Args:
+            group: with whom the connection shares this; None = with its peer.
+        """
+        key = sharer, sharer.peer if group is None else group
+        before = self._of_sharer.get(key, 0)
         after = before + number
-        left = self._most - self.num_taken - self._of_peer.get(sharer.peer, 0)
+        left = self._most - self.num_taken - self._of_group.get(key[1], 0)
         if self._most_of_one is not None and after > self._most_of_one:
             return False
         if self._counted(after) > max(left, 0):
             return False
-        self._change(sharer, before, after)
+        self._change(key, before, after)
         return True
 
-    def give_back(self, sharer: Sharer, number: int) -> None:
-        """The connection has so much less."""
-        before = self._of_sharer[sharer]
-        self._change(sharer, before, before - number)
+    def give_back(self, sharer: Sharer, number: int, group: str | None = None) -> None:
+        """The connection has so much less, of what it took with the same group."""
+        key = sharer, sharer.peer if group is None else group
+        before = self._of_sharer[key]
+        self._change(key, before, before - number)
 
-    def _change(self, sharer: Sharer, before: int, after: int) -> None:
+    def _change(self, key: tuple[Sharer, str], before: int, after: int) -> None:
         number = self._counted(after) - self._counted(before)
         self.num_taken += number
-        self._of_peer[sharer.peer] += number
-        self._of_sharer[sharer] = after
+        self._of_group[key[1]] += number
+        self._of_sharer[key] = after
         if not after:
-            del self._of_sharer[sharer]
-        if not self._of_peer[sharer.peer]:
-            del self._of_peer[sharer.peer]
+            del self._of_sharer[key]
+        if not self._of_group[key[1]]:
+            del self._of_group[key[1]]
 
     def _counted(self, number: int) -> int:
         return max(number - self._of_its_own, 0)
