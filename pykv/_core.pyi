@@ -203,7 +203,8 @@ class SchedulerStats:
     @property
     def missed_cap(self) -> int: ...
     @property
-    def forgotten_keys(self) -> int: ...
+    def forgotten_keys(self) -> int:
+        """Evicted blocks that made room in the cache's memory of them, over the scheduler's life."""
     @property
     def evictions(self) -> int: ...
     @property
@@ -221,15 +222,23 @@ class SchedulerStats:
     @property
     def state_checkpoint_evictions(self) -> int: ...
     @property
-    def peak_blocks_active(self) -> int: ...
+    def peak_blocks_active(self) -> int:
+        """The most blocks that were ever active. The next four are of that moment: they are no maxima and can fall."""
     @property
-    def peak_tokens_held(self) -> int: ...
+    def peak_tokens_held(self) -> int:
+        """Tokens in those blocks, one that several sequences share counted once."""
     @property
-    def peak_table_blocks(self) -> int: ...
+    def peak_table_blocks(self) -> int:
+        """Blocks that the same sequences would have used unshared."""
     @property
-    def peak_table_tokens(self) -> int: ...
+    def peak_table_tokens(self) -> int:
+        """Tokens of the same sequences, a shared one counted for each."""
     @property
-    def peak_num_running(self) -> int: ...
+    def peak_num_tables(self) -> int:
+        """The same sequences: those that ran, or were paused and had not given way; a request counts each sample."""
+    @property
+    def peak_num_running(self) -> int:
+        """The most sequences that ever ran at once, whenever that was; a request counts each of its samples."""
 
 @final
 class Scheduler:

@@ -271,7 +271,10 @@ class PrefixCache:
         return self._native.publish(table._native, array, as_bytes("scope", scope), num_tokens)
 
     def reset(self) -> None:
-        """Makes nothing of what was computed so far findable any more: idle blocks are free now, used ones later."""
+        """Makes nothing of what was computed so far findable any more: idle blocks are free now, used ones later.
+
+        Takes time that grows with the cached blocks, about 0.1 s for a million.
+        """
         self._native.reset()
 
     def count(self) -> BlockCounts:

@@ -143,7 +143,7 @@ class Scheduler:
                 ended; without a session, for the blocks of this request alone. Where `plan` is given no time it never
                 passes.
             next_turn: seconds, counted alike, within which the session's next request is expected: its blocks are kept
-                over all others until then; for good where `plan` is given no time.
+                over all others until then, for good where `plan` is given no time; then they stand by their last use.
             retention_priority: -2 to 2; blocks of a higher one are kept longer, among those that sessions do not tell
                 apart.
             media: (offset, hash) by rising offset: the token with which a medium begins, and 1 to 64 bytes that no
@@ -290,7 +290,7 @@ class Scheduler:
             buffers: made for this scheduler's configuration.
             now: the time in seconds, on a clock of the caller's: that of `deadline`, `ttl`, `next_turn` and
                 `stalled_seconds`. It never goes back: an earlier time counts as the latest so far. Without it nothing
-                ever expires.
+                ever expires. Where thousands of sessions' times pass at once, some are left to the next plans.
 
         Returns:
             How much of each array is filled; None if there is nothing to compute, or, with a step in flight, nothing
@@ -390,7 +390,10 @@ class Scheduler:
         return self._native.take_ended()
 
     def reset_prefix_cache(self) -> None:
-        """Makes nothing of what was computed so far findable any more; what runs goes on and publishes nothing more."""
+        """Makes nothing of what was computed so far findable any more; what runs goes on and publishes nothing more.
+
+        Takes time that grows with the cached blocks, about 0.1 s for a million; other calls wait for it.
+        """
         self._native.reset_prefix_cache()
 
     def record(self, path: str | os.PathLike[str]) -> Recording:
@@ -406,7 +409,11 @@ class Scheduler:
         return self._recording
 
     def stats(self) -> SchedulerStats:
-        """Counts blocks, sequences and hits, in time that grows with the sequences that hold blocks only."""
+        """Counts blocks, sequences and hits, in time that grows with the sequences that hold blocks only.
+
+        Of the `peak_` counts, `peak_blocks_active` and `peak_num_running` are the most so far. The others belong to the
+        moment of `peak_blocks_active`, so that they can be compared with each other; they can fall.
+        """
         return self._native.stats()
 
     def check(self) -> None:

@@ -43,7 +43,7 @@ class Peak:
         tokens: different tokens in those blocks; one that several sequences share counts once.
         table_blocks: the lengths of their block tables in sum: the blocks that they would use unshared.
         table_tokens: their lengths in sum: a shared token counts once for each sequence.
-        sequences: sequences that ran.
+        sequences: those sequences.
     """
 
     blocks: int
@@ -60,7 +60,7 @@ class Peak:
             tokens=int(stats["peak_tokens_held"]),
             table_blocks=int(stats["peak_table_blocks"]),
             table_tokens=int(stats["peak_table_tokens"]),
-            sequences=int(stats["peak_num_running"]),
+            sequences=int(stats["peak_num_tables"]),
         )
 
 

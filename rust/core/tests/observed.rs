@@ -34,6 +34,25 @@ fn prompt(first: TokenId, num_tokens: usize) -> Vec<TokenId> {
     (first..).take(num_tokens).collect()
 }
 
+#[test]
+fn what_was_forgotten_stays_counted_over_a_reset() {
+    let mut engine = Engine::new(config(8));
+    let forgotten = |engine: &mut Engine| engine.scheduler.stats().forgotten_keys;
+    let mut scope = 0..=u8::MAX;
+    let mut forget = |engine: &mut Engine| {
+        let before = forgotten(engine);
+        while forgotten(engine) == before {
+            run_in(engine, &[scope.next().unwrap()], &prompt(0, 26));
+        }
+    };
+    forget(&mut engine);
+    let before = forgotten(&mut engine);
+    engine.scheduler.reset_prefix_cache();
+    assert_eq!(forgotten(&mut engine), before, "what a reset drops was not evicted");
+    forget(&mut engine);
+    assert!(forgotten(&mut engine) > before);
+}
+
 fn run_in(engine: &mut Engine, scope: &[u8], tokens: &[TokenId]) -> MissCounts {
     let submission = Submission { max_tokens: Some(1), scope, ..Submission::new(tokens) };
     let request = engine.scheduler.submit(submission).unwrap();

@@ -139,7 +139,25 @@ fn who_waits_runs_or_is_paused_counts_each_of_its_samples() {
     engine.step();
     engine.step();
     assert_eq!(counts(&mut engine), (0, 3, 0));
-    assert_eq!(engine.scheduler.stats().peak.running, 3);
+    assert_eq!(engine.scheduler.stats().peak.sequences, 3);
+}
+
+#[test]
+fn a_peak_of_sequences_never_falls_and_the_fullest_moment_is_one_moment() {
+    let mut engine =
+        Engine::new(SchedulerConfig { num_blocks: 60, max_num_seqs: 8, max_model_len: 200, ..config() });
+    for token in 0..8 {
+        engine.submit(&[token], 2, 1);
+    }
+    engine.run();
+    let stats = engine.scheduler.stats();
+    assert_eq!((stats.peak_num_running, stats.peak.sequences, stats.peak.active_blocks), (8, 8, 8));
+    let prompt: Vec<_> = (0..100).map(|place| place % 50).collect();
+    engine.submit(&prompt, 1, 1);
+    engine.run();
+    let stats = engine.scheduler.stats();
+    assert_eq!((stats.peak_num_running, stats.peak.sequences), (8, 1));
+    assert!(stats.peak.active_blocks > 8 && stats.peak.unshared_tokens > 8);
 }
 
 #[test]

@@ -55,15 +55,14 @@ impl EvictedKeys {
         Self { tags: vec![[0; WAYS]; num_keys / WAYS], forgotten: 0 }
     }
 
-    /// Keys that have made room for others since the last [`clear`](Self::clear). As long as there is none, what is not
-    /// remembered was never evicted.
+    /// Keys that have made room for others. As long as there is none more, what is not remembered was not evicted since the
+    /// last [`clear`](Self::clear).
     pub(super) fn forgotten(&self) -> u64 {
         self.forgotten
     }
 
     pub(super) fn clear(&mut self) {
         self.tags.fill([0; WAYS]);
-        self.forgotten = 0;
     }
 
     fn insert(&mut self, key: Fingerprint) {
@@ -190,7 +189,8 @@ impl PrefixCache {
         self.all_scopes.as_ref().is_some_and(|scopes| scopes.counts.contains_key(&key.get()))
     }
 
-    /// Evicted keys that the cache has forgotten: as long as there is none, [`MissCounts::never_seen`] is exact.
+    /// Evicted keys that the cache has forgotten to make room for others: as long as there is none more,
+    /// [`MissCounts::never_seen`] is exact for what happened since the last reset.
     pub fn forgotten_keys(&self) -> u64 {
         self.evicted_keys.forgotten()
     }
@@ -203,10 +203,14 @@ impl PrefixCache {
         }
     }
 
-    pub(super) fn note_removed(&mut self, node: NodeId) {
+    /// Remembers a node that makes room, if it was ever computed.
+    pub(super) fn note_evicted(&mut self, node: NodeId) {
         if self.tree.is_computed(node) {
             self.evicted_keys.insert(self.tree.fingerprint(node));
         }
+    }
+
+    pub(super) fn note_removed(&mut self, node: NodeId) {
         if let Some(scopes) = &mut self.all_scopes {
             scopes.remove(node);
         }

@@ -6,7 +6,8 @@
 //! 3. Then the lowest retention priority, then the policy's lowest lane, then what was used least recently.
 //!
 //! Each of these facts holds for a block at least as much as for those that hang below it, so that what goes next is
-//! always a leaf. All operations take constant time.
+//! always a leaf. A block that comes to stand elsewhere while it is idle keeps the time of its last use; under a policy of
+//! several lanes, which move blocks themselves, it counts as used then.
 
 use super::eviction::{EvictionPolicy, MAX_LANES};
 use super::lanes::{LANES, Lanes};
@@ -59,13 +60,28 @@ pub(crate) struct EvictionOrder {
     policy: &'static dyn EvictionPolicy,
     pool_blocks: usize,
     shares: Option<Box<Shares>>,
+    /// Whether a lane's order is that of last uses: the policy moves nothing.
+    keeps_uses: bool,
+    /// The number of the use at hand.
+    used: u64,
 }
 
 impl EvictionOrder {
     pub(crate) fn new(num_blocks: usize, policy: &'static dyn EvictionPolicy) -> Self {
         let mut lanes = Lanes::new(num_blocks);
         lanes.add_set();
-        Self { lanes, policy, pool_blocks: num_blocks - 1, shares: None }
+        let keeps_uses = policy.lane(u8::MAX) == policy.lane(0);
+        Self { lanes, policy, pool_blocks: num_blocks - 1, shares: None, keeps_uses, used: 0 }
+    }
+
+    /// Tells what is listed from now on apart from what was used before.
+    pub(crate) fn begin_use(&mut self) {
+        self.used += u64::from(self.keeps_uses);
+    }
+
+    /// Whether a listed block was used before the use at hand.
+    pub(crate) fn was_used_before(&self, block: BlockId) -> bool {
+        self.lanes.used(block).is_some_and(|used| used < self.used)
     }
 
     /// Blocks that can be evicted.
@@ -88,18 +104,33 @@ impl EvictionOrder {
         class as usize * CLASS_LANES + usize::from(priority) * MAX_LANES + self.policy.lane(hits)
     }
 
-    /// Whether a listed block stands in lanes of another class or priority than this standing's. What the policy has moved
-    /// to a lower lane stays there.
-    pub(crate) fn falls(&self, block: BlockId, standing: Standing) -> bool {
-        self.lane(block).is_some_and(|lane| lane / MAX_LANES != self.lane_of(standing) / MAX_LANES)
-    }
-
     /// Lists a block as the one used last.
     pub(crate) fn insert(&mut self, block: BlockId, standing: Standing) {
-        let lane = self.lane_of(standing);
-        self.lanes.insert(block, 0, lane);
-        if let (Some(shares), Some(owner)) = (&mut self.shares, standing.owner) {
-            shares.insert(block, owner, lane);
+        self.place(block, self.lane_of(standing), standing.owner, self.used, None);
+    }
+
+    /// Has a listed block stand where it should now. What the policy has moved to a lower lane stays there. `above` is the
+    /// block that it follows in its sequence: where that one is in its place already, the block comes before it.
+    pub(crate) fn relist(&mut self, block: BlockId, standing: Standing, above: Option<BlockId>) {
+        let Some(lane) = self.lanes.lane(block) else { return };
+        let group = self.lane_of(standing) / MAX_LANES;
+        let owner = self.shares.as_ref().and_then(|shares| shares.lanes.set(block));
+        if lane / MAX_LANES == group && owner == standing.owner.map(|owner| owner as usize) {
+            return;
+        }
+        let used = self.lanes.used(block).filter(|_| self.keeps_uses).unwrap_or(self.used);
+        let above = above.filter(|&above| self.contains(above));
+        let lane = group * MAX_LANES + lane % MAX_LANES;
+        let lane = above.and_then(|above| self.lane(above)).map_or(lane, |above| above.min(lane));
+        self.remove(block);
+        self.place(block, lane, standing.owner, used, above);
+    }
+
+    fn place(&mut self, block: BlockId, lane: usize, owner: Option<u32>, used: u64, above: Option<BlockId>) {
+        self.lanes.insert_in_order(block, 0, lane, used, above);
+        if let (Some(shares), Some(owner)) = (&mut self.shares, owner) {
+            shares.lanes.insert_in_order(block, owner as usize, lane, used, above);
+            shares.settle(owner);
         }
         while self.is_overfull(lane)
             && let Some(oldest) = self.lanes.oldest(0, lane)
@@ -116,12 +147,12 @@ impl EvictionOrder {
     /// Moves a lane's oldest block to the young end of a lower lane. What hangs below it stands there already, or lower.
     fn lower(&mut self, block: BlockId, lane: usize) {
         self.lanes.remove(block);
-        self.lanes.insert(block, 0, lane);
+        self.lanes.insert(block, 0, lane, self.used);
         if let Some(shares) = &mut self.shares
             && let Some(owner) = shares.lanes.set(block)
         {
             shares.lanes.remove(block);
-            shares.lanes.insert(block, owner, lane);
+            shares.lanes.insert(block, owner, lane, self.used);
         }
     }
 
@@ -179,11 +210,6 @@ impl EvictionOrder {
 }
 
 impl Shares {
-    fn insert(&mut self, block: BlockId, owner: u32, lane: usize) {
-        self.lanes.insert(block, owner as usize, lane);
-        self.settle(owner);
-    }
-
     fn remove(&mut self, block: BlockId) {
         if let Some(owner) = self.lanes.set(block) {
             self.lanes.remove(block);

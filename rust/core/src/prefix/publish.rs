@@ -325,6 +325,7 @@ impl PrefixCache {
             && self.tree.blocks(node).iter().all(|&block| block == BlockId::NULL)
         {
             let parent = self.tree.parent(node);
+            self.note_evicted(node);
             self.remove(node);
             node = parent;
         }

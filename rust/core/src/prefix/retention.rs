@@ -4,9 +4,14 @@
 //! marked with its lease, from the last up to the root. So a block's marks are those of everybody who has used it, and
 //! what hangs below a block never has marks that it lacks. As long as no request names a session, a priority or a share,
 //! nothing is marked and nothing costs.
+//!
+//! A node counts its own tips and the children that count some: what one more or less changes ends where others are left.
+//! So what a session's end costs grows with what it alone has kept, not with what it shared.
+
+use smallvec::SmallVec;
 
 use super::order::{Class, PRIORITIES, Standing};
-use super::session::{MAX_TIPS, SessionId, Sessions, Timer, TipListId};
+use super::session::{MAX_TIPS, SessionId, Sessions, Timer, TipId, TipListId};
 use super::shares::{Owner, Shares};
 use super::tree::NodeId;
 use super::{Cursor, PrefixCache};
@@ -73,15 +78,31 @@ pub struct Lease {
 /// What is known about a node's users.
 #[derive(Clone, Copy, Debug)]
 struct Marks {
-    /// Live sessions' tips at or below the node.
+    /// Live sessions' tips at the node, and the nodes right below that count some.
     live: u32,
-    /// Those of them whose next turn is expected.
+    /// The same of sessions whose next turn is expected.
     expected: u32,
     tips: Option<TipListId>,
     owner: Owner,
     priority: u8,
     /// Whether requests without a session have used it, so that no session's end matters.
     is_open: bool,
+}
+
+/// What a tip is counted for.
+#[derive(Clone, Copy, Debug)]
+enum Count {
+    Live,
+    Expected,
+}
+
+impl Count {
+    fn of(self, marks: &mut Marks) -> &mut u32 {
+        match self {
+            Self::Live => &mut marks.live,
+            Self::Expected => &mut marks.expected,
+        }
+    }
 }
 
 /// A node that was there before anything was tracked.
@@ -100,7 +121,14 @@ pub(super) struct Tracked {
     sessions: Sessions,
     max_sessions: usize,
     pub(super) shares: Shares,
+    /// How often a session that ended or was waited for has counted less at a node.
+    pub(super) num_changes: u64,
+    /// The nodes that the change at hand lifts.
+    lifted: Vec<NodeId>,
 }
+
+/// Changes after which the end of further sessions waits for the next call: about a millisecond's.
+pub(super) const MAX_CHANGES: u64 = 8192;
 
 /// Sessions that are remembered at the most, or one a block where there are more blocks.
 const MAX_SESSIONS: usize = 65_536;
@@ -113,6 +141,8 @@ impl Tracked {
             sessions: Sessions::default(),
             max_sessions: num_blocks.max(MAX_SESSIONS),
             shares: Shares::new(share),
+            num_changes: 0,
+            lifted: Vec::new(),
         }
     }
 
@@ -203,9 +233,14 @@ impl PrefixCache {
         self.end(id)
     }
 
-    /// Ends what has outlived its time, given the present in seconds.
+    /// Ends what has outlived its time, given the present in seconds: as much as a step can spare, the longest overdue first.
+    /// The rest goes on as before until a later call.
     pub fn expire(&mut self, now: f64) {
-        while let Some((session, timer)) = self.tracked.sessions.pop_timer(now) {
+        let most = self.tracked.num_changes + MAX_CHANGES;
+        while self.tracked.num_changes < most
+            && let Some((session, timer)) = self.tracked.sessions.pop_timer(now)
+        {
+            self.tracked.num_changes += 1;
             match timer {
                 Timer::NextTurn => self.unexpect(session),
                 Timer::Expiry => drop(self.end(session)),
@@ -257,7 +292,11 @@ impl PrefixCache {
         }
         let above = self.tracked.marks(parent).tips;
         let moved = self.tracked.sessions.move_up(list, parent, above);
-        self.tracked.marks_mut(parent).tips = Some(moved);
+        let above = self.tracked.marks_mut(parent);
+        above.tips = Some(moved);
+        // It was a leaf, so that all it counted were its own tips; its parent has counted it as one.
+        above.live += marks.live.saturating_sub(1);
+        above.expected += marks.expected.saturating_sub(1);
     }
 
     fn mark_path(&mut self, mut node: NodeId, lease: &Lease) {
@@ -273,50 +312,57 @@ impl PrefixCache {
             let before = std::mem::replace(&mut marks.owner, owner);
             if before == owner && marks.priority >= priority && (marks.is_open || !is_open) {
                 // So it is for all above.
-                return;
+                break;
             }
             marks.priority = marks.priority.max(priority);
             marks.is_open |= is_open;
             self.tracked.shares.change_owner(before, owner);
-            self.relist(node, true);
+            self.tracked.lifted.push(node);
             node = self.tree.parent(node);
         }
+        self.relist_lifted();
     }
 
     /// A session's conversation has come to a node: it goes on from the tip above, or from the root.
     fn add_tip(&mut self, session: SessionId, last: NodeId) {
-        let entry = self.tracked.sessions.get(session);
-        let is_live = entry.is_live;
-        let tips: Vec<_> = entry.tips.iter().map(|&tip| (tip, self.tracked.sessions.tip_node(tip))).collect();
-        let mut node = last;
-        while node != NodeId::ROOT {
-            if let Some(&(tip, _)) = tips.iter().find(|(_, at)| *at == Some(node)) {
-                self.remove_tip(tip);
-                break;
-            }
-            if is_live {
-                self.tracked.marks_mut(node).live += 1;
-                self.relist(node, true);
-            }
-            node = self.tree.parent(node);
-        }
         if last == NodeId::ROOT {
             return;
         }
+        let before = self.tip_above(session, last);
         let list = self.tracked.marks(last).tips;
         let list = self.tracked.sessions.add_tip(session, last, list);
         self.tracked.marks_mut(last).tips = Some(list);
-        let tips = &self.tracked.sessions.get(session).tips;
-        if tips.len() > MAX_TIPS {
-            let oldest = tips[0];
-            if is_live && let Some(node) = self.tracked.sessions.tip_node(oldest) {
-                self.change_path(node, false, |marks| marks.live -= 1);
-            }
-            self.remove_tip(oldest);
+        let entry = self.tracked.sessions.get(session);
+        let (is_live, tips) = (entry.is_live, &entry.tips);
+        let surplus = before.or_else(|| tips.first().copied().filter(|_| tips.len() > MAX_TIPS));
+        if is_live {
+            self.raise(last, Count::Live);
         }
+        let Some(tip) = surplus else { return };
+        if is_live && let Some(node) = self.tracked.sessions.tip_node(tip) {
+            self.lower(node, Count::Live);
+        }
+        self.remove_tip(tip);
     }
 
-    fn remove_tip(&mut self, tip: super::session::TipId) {
+    /// The session's deepest tip at a node or above it.
+    fn tip_above(&self, session: SessionId, mut node: NodeId) -> Option<TipId> {
+        let sessions = &self.tracked.sessions;
+        let tips = &sessions.get(session).tips;
+        if tips.is_empty() {
+            return None;
+        }
+        let tips: SmallVec<[_; MAX_TIPS]> = tips.iter().map(|&tip| (tip, sessions.tip_node(tip))).collect();
+        while node != NodeId::ROOT {
+            if let Some(&(tip, _)) = tips.iter().find(|(_, at)| *at == Some(node)) {
+                return Some(tip);
+            }
+            node = self.tree.parent(node);
+        }
+        None
+    }
+
+    fn remove_tip(&mut self, tip: TipId) {
         if let Some(node) = self.tracked.sessions.remove_tip(tip) {
             self.tracked.marks_mut(node).tips = None;
         }
@@ -329,7 +375,7 @@ impl PrefixCache {
         self.tracked.sessions.set_busy(session);
         self.tracked.sessions.stop_timer(session, Timer::Expiry);
         if !std::mem::replace(&mut self.tracked.sessions.get_mut(session).is_live, true) {
-            self.change_tips(session, true, |marks| marks.live += 1);
+            self.change_tips(session, Self::raise, Count::Live);
         }
         session
     }
@@ -339,7 +385,7 @@ impl PrefixCache {
         self.tracked.sessions.stop_timers(session);
         let was_live = std::mem::replace(&mut self.tracked.sessions.get_mut(session).is_live, false);
         if was_live {
-            self.change_tips(session, false, |marks| marks.live -= 1);
+            self.change_tips(session, Self::lower, Count::Live);
         }
         was_live
     }
@@ -354,46 +400,72 @@ impl PrefixCache {
 
     fn expect(&mut self, session: SessionId) {
         if !std::mem::replace(&mut self.tracked.sessions.get_mut(session).is_expected, true) {
-            self.change_tips(session, true, |marks| marks.expected += 1);
+            self.change_tips(session, Self::raise, Count::Expected);
         }
     }
 
     fn unexpect(&mut self, session: SessionId) {
         self.tracked.sessions.stop_timer(session, Timer::NextTurn);
         if std::mem::replace(&mut self.tracked.sessions.get_mut(session).is_expected, false) {
-            self.change_tips(session, false, |marks| marks.expected -= 1);
+            self.change_tips(session, Self::lower, Count::Expected);
         }
     }
 
-    /// Changes the marks of all blocks of a session, once for each of its tips.
-    fn change_tips(&mut self, session: SessionId, is_raise: bool, change: impl Fn(&mut Marks)) {
+    /// Changes a count of all blocks of a session, once for each of its tips.
+    fn change_tips(&mut self, session: SessionId, change: fn(&mut Self, NodeId, Count), count: Count) {
         self.adopt_returned();
         for tip in self.tracked.sessions.get(session).tips.clone() {
             if let Some(node) = self.tracked.sessions.tip_node(tip) {
-                self.change_path(node, is_raise, &change);
+                change(self, node, count);
             }
         }
     }
 
-    fn change_path(&mut self, mut node: NodeId, is_raise: bool, change: impl Fn(&mut Marks)) {
+    /// Counts a tip more at a node.
+    fn raise(&mut self, mut node: NodeId, count: Count) {
         while node != NodeId::ROOT {
-            change(self.tracked.marks_mut(node));
-            self.relist(node, is_raise);
+            let counted = count.of(self.tracked.marks_mut(node));
+            *counted += 1;
+            if *counted > 1 {
+                break;
+            }
+            self.tracked.lifted.push(node);
+            node = self.tree.parent(node);
+        }
+        self.relist_lifted();
+    }
+
+    /// Counts a tip less at a node.
+    fn lower(&mut self, mut node: NodeId, count: Count) {
+        while node != NodeId::ROOT {
+            self.tracked.num_changes += 1;
+            let counted = count.of(self.tracked.marks_mut(node));
+            *counted -= 1;
+            if *counted > 0 {
+                break;
+            }
+            self.relist(node);
             node = self.tree.parent(node);
         }
     }
 
-    /// Puts a node's idle blocks where they stand now: if they stand higher, behind those that hang below them.
-    fn relist(&mut self, node: NodeId, is_raise: bool) {
-        let standing = self.standing(node);
+    /// What is lifted comes before what it hangs below: that is lifted first.
+    fn relist_lifted(&mut self) {
+        let mut lifted = std::mem::take(&mut self.tracked.lifted);
+        lifted.drain(..).rev().for_each(|node| self.relist(node));
+        self.tracked.lifted = lifted;
+    }
+
+    /// Puts a node's idle blocks where they stand now.
+    fn relist(&mut self, node: NodeId) {
+        let (standing, parent) = (self.standing(node), self.tree.parent(node));
         for group in 0..self.groups.len() {
             let block = self.tree.blocks(node)[group];
-            if block != BlockId::NULL
-                && self.order.contains(block)
-                && (is_raise || self.order.falls(block, standing))
-            {
-                self.order.remove(block);
-                self.order.insert(block, standing);
+            if block != BlockId::NULL {
+                // A block of a window stands for itself.
+                let above = self.tree.blocks(parent)[group];
+                let above = (self.groups[group].is_full() && above != BlockId::NULL).then_some(above);
+                self.order.relist(block, standing, above);
             }
         }
     }

@@ -59,6 +59,9 @@ impl PrefixCache {
     pub(super) fn adopt_returned(&mut self) {
         let mut returned = std::mem::take(&mut self.returned);
         self.pool.take_returned(&mut returned);
+        if self.tracked.is_active && !returned.is_empty() {
+            self.order.begin_use();
+        }
         for &block in &returned {
             if self.pool.is_idle(block) && !self.order.contains(block) {
                 let (node, group) = self.place(block);
@@ -79,7 +82,7 @@ impl PrefixCache {
         while above != NodeId::ROOT {
             let parent = self.tree.blocks(above)[group];
             let stands = self.order.lane(parent);
-            if stands.is_none() || stands > lane {
+            if stands.is_none() || (stands > lane && !self.order.was_used_before(parent)) {
                 return;
             }
             self.order.remove(parent);

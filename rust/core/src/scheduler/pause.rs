@@ -23,6 +23,8 @@ pub(super) struct Paused {
     sequences: BTreeMap<SeqKey, SeqIndex>,
     /// Those of the sequences that hold rows and blocks.
     placed: BTreeMap<SeqKey, SeqIndex>,
+    /// The rows that these hold.
+    num_rows: usize,
     /// Samples of the sequences.
     num_samples: usize,
 }
@@ -43,11 +45,17 @@ impl Paused {
         self.num_samples
     }
 
+    /// Rows that the sequences hold.
+    pub(super) fn num_rows(&self) -> usize {
+        self.num_rows
+    }
+
     fn insert(&mut self, index: SeqIndex, sequence: &Sequence) {
         self.num_samples += sequence.num_samples;
         self.sequences.insert(sequence.key, index);
         if sequence.is_running() {
             self.placed.insert(sequence.key, index);
+            self.num_rows += sequence.rows.len();
         }
     }
 
@@ -66,9 +74,10 @@ impl Scheduler {
         let lives = self.requests.contains_key(&request);
         if lives {
             self.paused.requests.insert(request);
-            self.paused.unsettled.insert(request);
             if self.in_flight.is_empty() {
-                self.set_paused_aside();
+                self.set_aside(request);
+            } else {
+                self.paused.unsettled.insert(request);
             }
         }
         lives
@@ -92,7 +101,9 @@ impl Scheduler {
             self.paused.sequences.range(of_request).map(|(&key, &index)| (key, index)).collect();
         let take = |(key, index)| {
             self.paused.sequences.remove(&key);
-            self.paused.placed.remove(&key);
+            if self.paused.placed.remove(&key).is_some() {
+                self.paused.num_rows -= self.sequences[index].rows.len();
+            }
             self.paused.num_samples -= self.sequences[index].num_samples;
             index
         };
@@ -123,8 +134,8 @@ impl Scheduler {
         if self.paused.unsettled.is_empty() {
             return;
         }
-        let unsettled = std::mem::take(&mut self.paused.unsettled);
         let num_running = self.running.len();
+        let unsettled = std::mem::take(&mut self.paused.unsettled);
         let Self { running, sequences, paused, held_back, .. } = self;
         running.retain(|&index| {
             let key = sequences[index].key;
@@ -139,10 +150,29 @@ impl Scheduler {
             }
             !is_paused
         });
-        let still_paused = unsettled.into_iter().filter(|request| self.paused.requests.contains(request));
-        let waiting: Vec<_> = still_paused.flat_map(|request| self.waiting_of(request)).collect();
         // Who waits may be the first now, or alone.
-        self.queue_changed |= self.running.len() < num_running || !waiting.is_empty();
+        self.queue_changed |= self.running.len() < num_running;
+        for request in unsettled {
+            if self.paused.requests.contains(&request) {
+                self.set_waiting_aside(request);
+            }
+        }
+    }
+
+    /// The same of one request, while no step is in flight.
+    fn set_aside(&mut self, request: RequestId) {
+        self.paused.unsettled.remove(&request);
+        let running = self.running_of(request);
+        self.queue_changed |= !running.is_empty();
+        for index in self.running.drain(running) {
+            self.paused.insert(index, &self.sequences[index]);
+        }
+        self.set_waiting_aside(request);
+    }
+
+    fn set_waiting_aside(&mut self, request: RequestId) {
+        let waiting = self.waiting_of(request);
+        self.queue_changed |= !waiting.is_empty();
         for (key, index) in waiting {
             self.dequeue(key);
             self.end_stall(index);
@@ -153,13 +183,15 @@ impl Scheduler {
     /// Whether what is kept besides the paused sequences agrees with them.
     pub(super) fn check_paused(&self) -> Result<()> {
         let paused: Vec<_> = self.paused.sequences.iter().map(|(&key, &index)| (key, index)).collect();
-        let placed = paused.iter().filter(|(_, index)| self.sequences[*index].is_running()).count();
+        let placed =
+            paused.iter().map(|&(_, index)| &self.sequences[index]).filter(|paused| paused.is_running());
+        let (placed, num_rows) = (placed.clone().count(), placed.map(|paused| paused.rows.len()).sum());
         let num_samples: usize = paused.iter().map(|&(_, index)| self.sequences[index].num_samples).sum();
         let is_misplaced = |&(key, index): &(SeqKey, SeqIndex)| self.sequences[index].key != key;
-        let counted = (self.paused.placed.len(), self.paused.num_samples);
-        if counted != (placed, num_samples) || paused.iter().any(is_misplaced) {
+        let counted = (self.paused.placed.len(), self.paused.num_rows, self.paused.num_samples);
+        if counted != (placed, num_rows, num_samples) || paused.iter().any(is_misplaced) {
             let detail = format!(
-                "{placed} paused sequences are placed, of {num_samples} samples, counted are {counted:?}"
+                "{placed} paused sequences are placed in {num_rows} rows, all have {num_samples} samples, counted are {counted:?}"
             );
             return Err(Error::broken("I8 lists", detail));
         }
@@ -179,6 +211,7 @@ impl Scheduler {
     /// Takes the rows and blocks of the last paused sequence that has some. Returns whether there was one.
     pub(super) fn preempt_paused(&mut self, step: &mut Step) -> bool {
         let Some((_, index)) = self.paused.placed.pop_last() else { return false };
+        self.paused.num_rows -= self.sequences[index].rows.len();
         self.preempt(step, index);
         // It does not wait to go on.
         self.dequeue(self.sequences[index].key);
@@ -190,7 +223,7 @@ impl Scheduler {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
-    use crate::scheduler::{OwnedArrays, SchedulerConfig, Submission, TableSync};
+    use crate::scheduler::{Outcome, OwnedArrays, Sampled, SchedulerConfig, Submission, TableSync};
 
     #[test]
     fn a_step_looks_only_at_pauses_that_changed() {
@@ -207,6 +240,7 @@ mod tests {
         scheduler.discard(plan.id).unwrap();
         assert!(scheduler.paused.unsettled.is_empty() && scheduler.paused.placed.is_empty());
         assert_eq!((scheduler.stats().num_paused, scheduler.stats().num_running), (8, 1));
+        assert_eq!(scheduler.stats().peak_num_running, 1);
         assert!(scheduler.resume(requests[3]) && !scheduler.resume(requests[3]));
         assert!(scheduler.abort(requests[4]));
         scheduler.check().unwrap();
@@ -214,6 +248,50 @@ mod tests {
         assert_eq!(plan.num_batch_rows, 2);
         assert!(scheduler.paused.resumed.is_empty());
         assert_eq!(scheduler.stats().num_paused, 6);
+        scheduler.check().unwrap();
+    }
+
+    #[test]
+    fn a_pause_between_steps_leaves_the_others_as_they_are() {
+        let config = SchedulerConfig {
+            num_blocks: 400,
+            block_size: 4,
+            max_num_seqs: 60,
+            max_num_batched_tokens: 600,
+            max_model_len: 16,
+            ..SchedulerConfig::default()
+        };
+        let mut scheduler = Scheduler::new(config.clone()).unwrap();
+        let (mut arrays, mut sync) = (OwnedArrays::new(&config), TableSync::default());
+        let submit = |scheduler: &mut Scheduler, num_samples| {
+            let submission = Submission { num_samples, max_tokens: Some(4), ..Submission::new(&[1; 5]) };
+            scheduler.submit(submission).unwrap()
+        };
+        let requests: Vec<_> = (0..24).map(|place| submit(&mut scheduler, 1 + place % 3)).collect();
+        let plan = scheduler.plan(&arrays.borrow(), &mut sync, 0.0).unwrap().unwrap();
+        let (tokens, outcomes) = (vec![1; plan.num_samples], vec![Outcome::Ok; plan.num_samples]);
+        let sampled = Sampled { tokens: &tokens, outcomes: &outcomes, failed_rows: &[], accepted: None };
+        scheduler.apply(plan.id, sampled, |_, _| ()).unwrap();
+        let late = submit(&mut scheduler, 2);
+        let keys = |scheduler: &Scheduler| -> Vec<_> {
+            scheduler.running.iter().map(|&index| scheduler.sequences[index].key).collect()
+        };
+        for request in [requests[0], requests[23], requests[7], requests[8], requests[2], late] {
+            let left: Vec<_> = keys(&scheduler).into_iter().filter(|key| key.request != request).collect();
+            assert!(scheduler.pause(request) && scheduler.pause(request));
+            assert_eq!(keys(&scheduler), left);
+            assert!(scheduler.paused.unsettled.is_empty());
+            scheduler.check().unwrap();
+        }
+        assert!(scheduler.waiting.is_empty(), "what waits is set aside too");
+        assert_eq!(scheduler.stats().num_paused, 1 + 3 + 2 + 3 + 3 + 2);
+        assert_eq!(scheduler.stats().num_running, 48 - 12);
+        for request in [requests[8], late] {
+            assert!(scheduler.resume(request));
+        }
+        let plan = scheduler.plan(&arrays.borrow(), &mut sync, 0.0).unwrap().unwrap();
+        assert_eq!(plan.num_batch_rows, 48 - 12 + 3 + 1);
+        assert_eq!(scheduler.stats().peak_num_running, 48);
         scheduler.check().unwrap();
     }
 }

@@ -13,36 +13,30 @@ pub(super) struct Prefill {
     pub(super) num_tokens: usize,
 }
 
-#[derive(Debug)]
-struct Listed {
-    prefill: Prefill,
-    /// Blocks that it has in common with the one before it.
-    common: usize,
-}
-
-/// Where a prompt stands among those that are listed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Place {
-    place: usize,
-    /// Blocks that it has in common with the one before it there, and with the one behind.
-    before: usize,
-    behind: usize,
-}
-
 /// The prompts, in order.
 #[derive(Debug, Default)]
 pub(super) struct Prefilling {
-    listed: Vec<Listed>,
+    prefills: Vec<Prefill>,
+    /// Their places there, sorted: what moves when one more comes is small.
+    sorted: Vec<u32>,
     /// Rows of the step at hand that were looked at; none: the list is that of an earlier step.
     pub(super) num_rows: Option<usize>,
+}
+
+/// Where a prompt stands among those that are listed.
+#[derive(Clone, Copy, Debug)]
+struct Bound {
+    place: usize,
+    /// Blocks that it has in common with the one there.
+    common: usize,
 }
 
 impl Prefilling {
     /// The most blocks that a prompt has in common with a listed one. `compare` is given a listed one and a number of blocks
     /// that the two have in common; it returns how many they have, and how the prompt compares with the listed one.
     pub(super) fn longest(&self, compare: impl Fn(SeqIndex, usize) -> (usize, Ordering)) -> usize {
-        let Place { before, behind, .. } = self.place(compare);
-        before.max(behind)
+        let [before, behind] = self.bounds(compare);
+        before.map_or(0, |before| before.common).max(behind.map_or(0, |behind| behind.common))
     }
 
     pub(super) fn insert(
@@ -50,41 +44,51 @@ impl Prefilling {
         prefill: Prefill,
         compare: impl Fn(SeqIndex, usize) -> (usize, Ordering),
     ) {
-        let Place { place, before, behind } = self.place(compare);
-        self.listed.insert(place, Listed { prefill, common: before });
-        if let Some(next) = self.listed.get_mut(place + 1) {
-            next.common = behind;
-        }
+        let [_, behind] = self.bounds(compare);
+        let place = behind.map_or(self.sorted.len(), |behind| behind.place);
+        self.sorted.insert(place, self.prefills.len() as u32);
+        self.prefills.push(prefill);
     }
 
     pub(super) fn retain(&mut self, mut stays: impl FnMut(&Prefill) -> bool) {
-        // Two that become neighbours have as much in common as all between them had.
-        let mut common = usize::MAX;
-        self.listed.retain_mut(|listed| {
-            common = common.min(listed.common);
-            let stays = stays(&listed.prefill);
-            if stays {
-                listed.common = std::mem::replace(&mut common, usize::MAX);
-            }
-            stays
-        });
+        const GONE: u32 = u32::MAX;
+        let mut num_left = 0;
+        let mut place_of = |prefill: &Prefill| {
+            let place = if stays(prefill) { num_left } else { GONE };
+            num_left += u32::from(place != GONE);
+            place
+        };
+        let places: Vec<u32> = self.prefills.iter().map(&mut place_of).collect();
+        let mut stayed = places.iter().map(|&place| place != GONE);
+        self.prefills.retain(|_| stayed.next().unwrap_or(false));
+        self.sorted.iter_mut().for_each(|place| *place = places[*place as usize]);
+        self.sorted.retain(|&place| place != GONE);
     }
 
-    /// No block of the prompt is compared twice, but for one of each listed prompt: what it has in common with the last
-    /// one that comes before it says how it compares with all that share more with that one, or less.
-    fn place(&self, compare: impl Fn(SeqIndex, usize) -> (usize, Ordering)) -> Place {
-        let mut before = 0;
-        for (place, listed) in self.listed.iter().enumerate() {
-            match listed.common.cmp(&before) {
-                Ordering::Greater => {}
-                Ordering::Less => return Place { place, before, behind: listed.common },
-                Ordering::Equal => match compare(listed.prefill.index, before) {
-                    (behind, Ordering::Less) => return Place { place, before, behind },
-                    (common, _) => before = common,
-                },
+    /// The listed prompts that a prompt stands between. It is compared with few of them: of those between two others, it has
+    /// as many blocks in common with each as with one of the two at least.
+    fn bounds(&self, compare: impl Fn(SeqIndex, usize) -> (usize, Ordering)) -> [Option<Bound>; 2] {
+        let (mut before, mut behind): (Option<Bound>, Option<Bound>) = (None, None);
+        let mut narrow = |place: usize| {
+            let known = before.zip(behind).map_or(0, |(before, behind)| before.common.min(behind.common));
+            let (common, order) = compare(self.prefills[self.sorted[place] as usize].index, known);
+            let bound = if order == Ordering::Less { &mut behind } else { &mut before };
+            *bound = Some(Bound { place, common });
+            order
+        };
+        // The ends first: all that are listed may begin alike.
+        let Some(last) = self.sorted.len().checked_sub(1) else { return [None, None] };
+        if narrow(last) == Ordering::Less && last > 0 && narrow(0) != Ordering::Less {
+            let (mut low, mut high) = (0, last);
+            while high - low > 1 {
+                let place = low.midpoint(high);
+                match narrow(place) {
+                    Ordering::Less => high = place,
+                    _ => low = place,
+                }
             }
         }
-        Place { place: self.listed.len(), before, behind: 0 }
+        [before, behind]
     }
 }
 
@@ -148,11 +152,26 @@ mod tests {
     }
 
     #[test]
-    fn a_prompt_is_compared_once_however_many_begin_like_it() {
+    fn a_prompt_is_compared_with_few_however_many_are_listed() {
+        let num_prompts = 4000;
+        let prompts =
+            (0..num_prompts).map(|index: u32| index.wrapping_mul(2_654_435_761).to_be_bytes().to_vec());
+        let prompts = Prompts { prompts: prompts.collect(), num_compared: Cell::new(0) };
+        let mut prefilling = Prefilling::default();
+        for (index, prompt) in prompts.prompts.iter().enumerate() {
+            prefilling.insert(prefill(index), prompts.compare(prompt));
+        }
+        let listed = prefilling.sorted.iter().map(|&place| &prompts.prompts[place as usize]);
+        assert!(listed.is_sorted());
+        // Each comparison looks at one block at least, and at no more than the four that there are.
+        assert!(prompts.num_compared.get() <= num_prompts as usize * (2 + 12) * 4);
+    }
+
+    #[test]
+    fn what_all_prompts_begin_with_is_compared_twice() {
         let prompt = |index: usize| {
             let mut prompt = vec![1; 1000];
-            // Some part early, each a block behind the one before it, and some late.
-            prompt[if index.is_multiple_of(2) { index } else { 999 }] = index as u8 + 2;
+            prompt[990 + index % 10] = index as u8 + 2;
             prompt
         };
         let prompts = Prompts { prompts: (0..200).map(prompt).collect(), num_compared: Cell::new(0) };
@@ -160,10 +179,10 @@ mod tests {
         for (index, prompt) in prompts.prompts.iter().enumerate() {
             prompts.num_compared.set(0);
             prefilling.insert(prefill(index), prompts.compare(prompt));
-            assert!(prompts.num_compared.get() <= prompt.len() + index + 1);
+            assert!(prompts.num_compared.get() <= 2 * 1000 + 8 * 10);
         }
         prompts.num_compared.set(0);
         assert_eq!(prefilling.longest(prompts.compare(&[1; 1000])), 999);
-        assert!(prompts.num_compared.get() <= 1000 + 200);
+        assert!(prompts.num_compared.get() <= 2 * 1000 + 8 * 10);
     }
 }

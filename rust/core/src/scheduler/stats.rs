@@ -22,9 +22,11 @@ pub(super) struct Totals {
     pub(super) draft_tokens: u64,
     pub(super) accepted_draft_tokens: u64,
     pub(super) peak: Peak,
+    pub(super) peak_num_running: usize,
 }
 
-/// The moment at which the most blocks were active.
+/// The moment at which the most blocks were active, the first such one. Its numbers belong together: but for the first they
+/// are no maxima, and fall where more blocks are active for fewer tokens or sequences.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Peak {
     /// Active blocks.
@@ -35,8 +37,8 @@ pub struct Peak {
     pub unshared_blocks: usize,
     /// Tokens of the same sequences, a shared one counted for each.
     pub unshared_tokens: usize,
-    /// Running sequences, the samples that are not forked off yet included.
-    pub running: usize,
+    /// The same sequences: those that ran or were paused with their blocks, the samples that were not forked off yet included.
+    pub sequences: usize,
 }
 
 /// One moment.
@@ -82,7 +84,8 @@ pub struct SchedulerStats {
     pub accepted_draft_tokens: u64,
     /// Full blocks of prompts that were not found when their requests started, by the reason.
     pub misses: MissCounts,
-    /// Evicted blocks that are not remembered any more: as long as there is none, what was never seen was not.
+    /// Evicted blocks that are not remembered any more, over the scheduler's life: as long as there is none more, what was
+    /// never seen since the last reset was not there.
     pub forgotten_keys: u64,
     /// Cached blocks that made room for others.
     pub evictions: u64,
@@ -96,6 +99,8 @@ pub struct SchedulerStats {
     pub checkpoint_evictions: u64,
     /// The moment at which the most blocks were active.
     pub peak: Peak,
+    /// The most sequences that ever ran at once, the samples that are not forked off yet included.
+    pub peak_num_running: usize,
 }
 
 impl Scheduler {
@@ -131,17 +136,23 @@ impl Scheduler {
             state_slots: self.cache.state_counts(),
             checkpoint_evictions: self.cache.checkpoint_evictions(),
             peak: self.totals.peak,
+            peak_num_running: self.totals.peak_num_running,
         }
     }
 
     /// Each sample that runs has a row, forked off or not.
     fn num_running(&self) -> usize {
-        let paused: usize = self.paused.iter_placed().map(|index| self.sequences[index].rows.len()).sum();
-        self.config.max_num_seqs - self.free_rows.len() - paused
+        self.num_placed() - self.paused.num_rows()
     }
 
-    /// Looks whether more blocks are active than ever before.
+    /// The same with those that are paused and have not given way.
+    fn num_placed(&self) -> usize {
+        self.config.max_num_seqs - self.free_rows.len()
+    }
+
+    /// Looks whether more sequences run, or more blocks are active, than ever before.
     pub(super) fn record_peak(&mut self) {
+        self.totals.peak_num_running = self.totals.peak_num_running.max(self.num_running());
         let active_blocks = self.cache.counts().active;
         if active_blocks <= self.totals.peak.active_blocks {
             return;
@@ -156,7 +167,7 @@ impl Scheduler {
             held_tokens: active_blocks * self.block_size.tokens() - empty,
             unshared_blocks,
             unshared_tokens,
-            running: self.num_running(),
+            sequences: self.num_placed(),
         };
     }
 
