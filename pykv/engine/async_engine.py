@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
@@ -36,10 +36,11 @@ _log = logging.getLogger("pykv.engine")
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """What one stream asks for; `num_characters` is the length of its texts, 0 for token ids."""
+    """What one stream asks for; `num_characters` is the length of its texts, 0 for ids, `amount` that of either."""
 
     new_request: Callable[[str], Request]
     num_characters: int
+    amount: int
     params: SamplingParams
     request_id: str | None
     use: CacheUse
@@ -160,7 +161,9 @@ class AsyncEngine:
             return self.engine.new_request(prompt, params, name)
 
         use = CacheUse(scope=scope, tenant=tenant, retention=retention, media=media)
-        return self._stream(_Call(new_request, _num_characters(prompt), params, request_id, use))
+        return self._stream(
+            _Call(new_request, _num_characters(prompt), _amount(prompt), params, request_id, use)
+        )
 
     def chat(
         self,
@@ -179,7 +182,8 @@ class AsyncEngine:
             return self.engine.new_request(self.engine.encode_chat(messages, template_options), params, name)
 
         use = CacheUse(scope=scope, tenant=tenant, retention=retention)
-        return self._stream(_Call(new_request, num_characters(messages), params, request_id, use))
+        amount = num_characters(messages)
+        return self._stream(_Call(new_request, amount, amount, params, request_id, use))
 
     async def abort(self, request_id: str) -> bool:
         """Ends a request; its stream gets a last delta with finish reason "abort".
@@ -210,9 +214,7 @@ class AsyncEngine:
     ) -> Pin | None:
         """Keeps the cached blocks that a prompt begins with; see `Engine.pin`. Encodes on a thread."""
         pin = partial(self.engine.pin, prompt, scope=scope, tenant=tenant)
-        return await self._encoding.run(
-            pin, tenant=as_bytes("tenant", tenant), num_characters=_num_characters(prompt)
-        )
+        return await self._encoding.run(pin, tenant=as_bytes("tenant", tenant), amount=_amount(prompt))
 
     def unpin(self, pin: Pin) -> bool:
         """Gives a pin up. Returns whether it still was one."""
@@ -268,7 +270,7 @@ class AsyncEngine:
                 request = await self._encoding.run(
                     partial(call.new_request, name),
                     tenant=tenant,
-                    num_characters=call.num_characters,
+                    amount=call.amount,
                 )
                 self._submit(request, channel, call)
             except BaseException:
@@ -334,6 +336,11 @@ class AsyncEngine:
         self._delivery.send((channel, EngineDeadError(refusal)) for channel in waiting if channel is not None)
 
 
-def _num_characters(prompt: str | Sequence[int]) -> int:
+def _num_characters(prompt: object) -> int:
     """Of a text; token ids are none."""
     return len(prompt) if isinstance(prompt, str) else 0
+
+
+def _amount(prompt: object) -> int:
+    """How much there is to encode or to check: characters or token ids."""
+    return len(prompt) if isinstance(prompt, Sized) else 0

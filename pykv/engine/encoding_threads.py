@@ -13,8 +13,8 @@ from pykv.fair_line import FairLine
 
 __all__ = ["EncodingThreads"]
 
-SHORT_CHARACTERS = 2**15
-"""Up to so many a text is encoded within some 20 ms."""
+MOST_OF_SHORT = 2**15
+"""Up to so many characters a text is encoded within some 20 ms."""
 
 Result = TypeVar("Result")
 
@@ -29,18 +29,18 @@ class EncodingThreads:
         self._short = _Lane("pykv-encode-short")
         self._long = _Lane("pykv-encode-long")
 
-    async def run(self, function: Callable[[], Result], *, tenant: bytes, num_characters: int) -> Result:
+    async def run(self, function: Callable[[], Result], *, tenant: bytes, amount: int) -> Result:
         """Returns what a function that encodes returns; one that has not begun when this is cancelled never does.
 
         Args:
             tenant: who waits in turn with the others.
-            num_characters: of the text, about.
+            amount: characters of the text, or token ids.
 
         Raises:
             BaseException: what the function raised.
         """
-        lane = self._short if num_characters <= SHORT_CHARACTERS else self._long
-        return await asyncio.wrap_future(lane.submit(function, tenant, num_characters))
+        lane = self._short if amount <= MOST_OF_SHORT else self._long
+        return await asyncio.wrap_future(lane.submit(function, tenant, amount))
 
     def shut_down(self) -> None:
         """Takes nothing more; what was taken is still done."""
@@ -58,8 +58,6 @@ class _Job:
         self.future: Future[Any] = Future()
 
     def run(self) -> None:
-        if not self.future.set_running_or_notify_cancel():
-            return
         try:
             self.future.set_result(self.function())
         except BaseException as error:
@@ -79,23 +77,38 @@ class _Lane:
         job = _Job(function, tenant, amount)
         with self._lock:
             self._thread.submit(self._run_next)  # raises once it is shut down
-            jobs = self._jobs.setdefault(tenant, deque())
-            jobs.append(job)
-            self._line.put(tenant, jobs[0].amount)
+            self._jobs.setdefault(tenant, deque()).append(job)
+            self._stand_in_line(tenant)
+        job.future.add_done_callback(lambda future: self._drop(job) if future.cancelled() else None)
         return job.future
 
     def _run_next(self) -> None:
         with self._lock:
+            if not self._line:
+                return  # what this was to do is not wanted any more
             tenant = self._line.first()
-            jobs = self._jobs[tenant]
-            job = jobs.popleft()
+            job = self._jobs[tenant].popleft()
             self._line.serve(tenant, job.amount)
-            if jobs:
-                self._line.put(tenant, jobs[0].amount)
-            else:
-                del self._jobs[tenant]
-                self._line.forget(tenant)
-        job.run()
+            self._stand_in_line(tenant)
+            is_wanted = job.future.set_running_or_notify_cancel()
+        if is_wanted:
+            job.run()
+
+    def _drop(self, job: _Job) -> None:
+        """Forgets a job that is not wanted any more, if it still waits."""
+        with self._lock:
+            jobs = self._jobs.get(job.tenant, deque())
+            if job in jobs:
+                jobs.remove(job)
+                self._stand_in_line(job.tenant)
+
+    def _stand_in_line(self, tenant: bytes) -> None:
+        jobs = self._jobs[tenant]
+        if jobs:
+            self._line.put(tenant, jobs[0].amount)
+        else:
+            del self._jobs[tenant]
+            self._line.forget(tenant)
 
     def shut_down(self) -> None:
         self._thread.shutdown(wait=False)

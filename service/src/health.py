@@ -4,7 +4,6 @@ import asyncio
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import cast
 
 import anyio
 import structlog
@@ -20,8 +19,8 @@ from pykv.service.calls import Calls
 from pykv.service.errors import EngineStalledError
 from pykv.service.requests import receive
 from pykv.service.served import TokenEngine
-from pykv.service.transport.events import BoundedConnection
 from pykv.service.transport.shared_budget import SharedBudget, Sharer
+from pykv.service.transport.sharing import sharer_of
 
 __all__ = ["HealthService", "HealthState", "watch_engine"]
 
@@ -62,7 +61,7 @@ class HealthService(HealthBase):
         Raises:
             GRPCError: RESOURCE_EXHAUSTED; as many as may be watch on the connection, of its peer or in all.
         """
-        with self._one_more(cast(BoundedConnection, stream._stream.connection).sharer):
+        with self._one_more(sharer_of(stream)):
             status = await self._asked(stream)
             if status is None:
                 await stream.send_message(HealthCheckResponse(status=HealthCheckResponse.SERVICE_UNKNOWN))

@@ -61,5 +61,5 @@ class ReadyFile:
         try:
             if path.exists() and read_bytes(path, NAME) == content:
                 remove(path, NAME)
-        except ConfigError as error:
+        except (ConfigError, OSError) as error:
             log.warning("ready file stays", error=str(error))

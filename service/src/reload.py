@@ -59,7 +59,9 @@ class Credentials:
             with anyio.fail_after(READ_SECONDS):
                 tenants, tls = await run_in_daemon_thread(self._read, RELOAD_THREAD)
             if tls is not None:
-                server.renew(tls.context, self._are_distrusted(tls))
+                server.renew(tls.context)
+                if self._are_distrusted(tls):
+                    server.send_certified_clients_away()
                 self.tls = tls
             if tenants is not None:
                 self.gate.change(tenants)

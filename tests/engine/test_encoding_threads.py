@@ -8,10 +8,12 @@ from functools import partial
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from pykv.engine.encoding_threads import SHORT_CHARACTERS, EncodingThreads
+from pykv.engine.async_engine import AsyncEngine
+from pykv.engine.encoding_threads import MOST_OF_SHORT, EncodingThreads
+from pykv.sampling import SamplingParams
 from pykv.text.tokenizer import TextTokenizer
 
-LONG = SHORT_CHARACTERS + 1
+LONG = MOST_OF_SHORT + 1
 
 
 @pytest.fixture
@@ -32,7 +34,7 @@ def blocked(threads):
             has_begun.set()
             assert may_end.wait(20)
 
-        task = asyncio.create_task(threads.run(encode, tenant=b"a", num_characters=LONG))
+        task = asyncio.create_task(threads.run(encode, tenant=b"a", amount=LONG))
         await asyncio.to_thread(has_begun.wait, 20)
         return task, may_end
 
@@ -65,7 +67,7 @@ def test_other_threads_run_while_a_long_text_is_encoded():
 @pytest.mark.asyncio
 async def test_a_short_text_does_not_wait_for_a_long_one(threads, blocked):
     task, may_end = await blocked()
-    run = threads.run(lambda: 7, tenant=b"a", num_characters=SHORT_CHARACTERS)
+    run = threads.run(lambda: 7, tenant=b"a", amount=MOST_OF_SHORT)
     assert await asyncio.wait_for(run, 20) == 7
     may_end.set()
     await task
@@ -78,7 +80,7 @@ async def test_tenants_have_turns_by_characters(threads, blocked):
 
     def begin(tenant, num_characters):
         encode = partial(order.append, tenant)
-        return asyncio.create_task(threads.run(encode, tenant=tenant, num_characters=num_characters))
+        return asyncio.create_task(threads.run(encode, tenant=tenant, amount=num_characters))
 
     tasks = [begin(b"flood", 4 * LONG) for _ in range(3)] + [begin(b"polite", LONG) for _ in range(5)]
     await asyncio.sleep(0)
@@ -92,8 +94,8 @@ async def test_tenants_have_turns_by_characters(threads, blocked):
 async def test_who_left_before_its_turn_is_never_encoded_and_errors_are_its_callers(threads, blocked):
     task, may_end = await blocked()
     encoded = []
-    left = asyncio.create_task(threads.run(partial(encoded.append, 1), tenant=b"a", num_characters=LONG))
-    fails = asyncio.create_task(threads.run(partial(int, "x"), tenant=b"a", num_characters=LONG))
+    left = asyncio.create_task(threads.run(partial(encoded.append, 1), tenant=b"a", amount=LONG))
+    fails = asyncio.create_task(threads.run(partial(int, "x"), tenant=b"a", amount=LONG))
     await asyncio.sleep(0)
     left.cancel()
     await asyncio.gather(left, return_exceptions=True)
@@ -105,14 +107,49 @@ async def test_who_left_before_its_turn_is_never_encoded_and_errors_are_its_call
 
 
 @pytest.mark.asyncio
+async def test_who_left_before_its_turn_has_used_up_nothing(threads, blocked):
+    task, may_end = await blocked()
+    order = []
+
+    def begin(tenant, amount):
+        return asyncio.create_task(threads.run(partial(order.append, tenant), tenant=tenant, amount=amount))
+
+    left = begin(b"b", 100 * LONG)
+    tasks = [begin(b"c", 3 * LONG), begin(b"b", 2 * LONG)]
+    await asyncio.sleep(0)
+    left.cancel()
+    await asyncio.gather(left, return_exceptions=True)
+    may_end.set()
+    await asyncio.gather(task, *tasks)
+    assert order == [b"b", b"c"]
+    assert (threads._long._jobs, len(threads._long._line)) == ({}, 0)
+
+
+@pytest.mark.asyncio
+async def test_ids_have_turns_by_their_number(make_scripted_engine, monkeypatch):
+    amounts = []
+    run = EncodingThreads.run
+
+    def noted(self, function, *, tenant, amount):
+        amounts.append(amount)
+        return run(self, function, tenant=tenant, amount=amount)
+
+    monkeypatch.setattr(EncodingThreads, "run", noted)
+    async with AsyncEngine(make_scripted_engine(lambda history: 65)) as engine:
+        for prompt in ("abc", [65] * 5, (65, 66)):
+            [_ async for _ in engine.generate(prompt, SamplingParams(max_tokens=1))]
+    assert amounts == [3, 5, 2]
+
+
+@pytest.mark.asyncio
 async def test_what_was_taken_is_done_after_the_end_and_nothing_more_is_taken(threads, blocked):
     task, may_end = await blocked()
-    waits = asyncio.create_task(threads.run(lambda: 3, tenant=b"b", num_characters=LONG))
+    waits = asyncio.create_task(threads.run(lambda: 3, tenant=b"b", amount=LONG))
     await asyncio.sleep(0)
     threads.shut_down()
     may_end.set()
     assert await waits == 3
     await task
     with pytest.raises(RuntimeError, match="shutdown"):
-        await threads.run(lambda: 3, tenant=b"b", num_characters=LONG)
+        await threads.run(lambda: 3, tenant=b"b", amount=LONG)
     assert threads._long._jobs == {}

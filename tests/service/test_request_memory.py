@@ -11,7 +11,7 @@ from pykv.service.errors import RequestMemoryError
 from pykv.service.transport import TransportLimits
 from pykv.service.transport.incoming import SLOW_AT_ONCE, Incoming
 from pykv.service.transport.request_memory import RequestMemory
-from pykv.service.transport.room import Room
+from pykv.service.transport.room import MOST_PUT_OFF, Room
 from pykv.service.transport.room_pool import RoomPool
 from pykv.service.transport.room_queue import LOST_A_TURN, RoomQueue
 from pykv.service.transport.shared_budget import SharedBudget, Sharer
@@ -355,14 +355,19 @@ async def test_a_call_that_is_cancelled_in_the_turn_of_a_look_leaves_its_turn_to
 @pytest.mark.asyncio
 async def test_a_new_line_gives_those_that_have_room_their_time_again():
     memory = queue_of(300)
-    (holds,) = await given(memory, Message(memory, 300))
-    task = Message(memory, 200).begin()
+    first, second = await given(memory, Message(memory, 100, Sharer("a")), Message(memory, 100, Sharer("b")))
+    task = Message(memory, 150, Sharer("c")).begin()
     await turns()
-    look = memory._next_look
-    assert look is not None
-    memory.leave(holds.room)
+    first_look = memory._next_look.when()
+    memory.leave(first.room)
     await task
-    assert (memory._next_look, look.cancelled()) == (None, True)
+    assert memory._next_look is None
+    await asyncio.sleep(0.01)
+    task = Message(memory, 200, Sharer("d")).begin()
+    await turns()
+    assert memory._next_look.when() >= first_look + 0.01
+    assert second.num_lost == 0
+    await end(task)
 
 
 @pytest.mark.asyncio
@@ -487,6 +492,23 @@ async def test_rooms_that_were_left_are_not_remembered():
         memory.leave(room)
     pool = memory._pool
     assert (pool._silent, pool._heard, pool._groups, pool._ranks.holding._things) == ({}, {}, {}, {})
+
+
+@pytest.mark.parametrize("is_rich", [True, False], ids=["in the way", "overdue"])
+@pytest.mark.asyncio
+async def test_a_message_is_put_off_a_few_times_only(pressed, is_rich):
+    memory = queue_of(1000)
+    (holds,) = await given(memory, Message(memory, 900 if is_rich else 500, Sharer("a")))
+    holds.is_behind = True
+    task = Message(memory, 200 if is_rich else 510, Sharer("c")).begin()
+    await turns()
+    for _ in range(MOST_PUT_OFF):
+        pressed(memory, 1.1)
+        assert holds.num_lost == 0
+    while not task.done():
+        pressed(memory, 1.1)
+        await turns()
+    assert (holds.num_lost, holds.room.was_slow) == (1, not is_rich)
 
 
 @pytest.mark.asyncio

@@ -9,7 +9,7 @@ from grpclib.server import Stream
 from pykv.service.access.account import Account
 from pykv.service.access.tenant import ANYONE, Tenant
 from pykv.service.errors import ForbiddenError, UnauthenticatedError
-from pykv.service.transport.stream import BoundedStream
+from pykv.service.transport.sharing import share_as
 
 __all__ = ["Gate"]
 
@@ -63,9 +63,7 @@ class Gate:
         if self._anyone is not None:
             return self._anyone
         account = self._account_shown(stream)
-        inner = stream._stream
-        if isinstance(inner, BoundedStream):
-            inner.group = f"tenant {account.tenant.name}"
+        share_as(stream, f"tenant {account.tenant.name}")
         return account
 
     def _account_shown(self, stream: Stream[Any, Any]) -> Account:

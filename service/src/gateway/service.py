@@ -5,7 +5,7 @@ import time
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, contextmanager
 from datetime import UTC, datetime
-from typing import Any, cast
+from typing import Any
 
 import anyio
 import anyio.to_thread
@@ -34,7 +34,7 @@ from pykv.service.requests import receive, request_id_of
 from pykv.service.served import ServedModel
 from pykv.service.tokenizer_archive import tokenizer_chunks
 from pykv.service.transport.shared_budget import SharedBudget
-from pykv.service.transport.stream import BoundedStream
+from pykv.service.transport.sharing import group_of, sharer_of
 
 __all__ = ["GatewayService", "gateway_descriptor"]
 
@@ -190,8 +190,7 @@ class GatewayService:
     @contextmanager
     def _one_more_reader(self, stream: AnyStream) -> Iterator[None]:
         """Bounds the readers of each tenant, or peer where there are no tenants, so that others find room."""
-        inner = cast(BoundedStream, stream._stream)
-        sharer, group = inner.connection.sharer, inner.group
+        sharer, group = sharer_of(stream), group_of(stream)
         if not self._readers.take(sharer, 1, group):
             allowed = f"{MAX_TOKENIZER_READERS} in all, and of those a fair part"
             raise GRPCError(Status.RESOURCE_EXHAUSTED, f"too many read the tokenizer: allowed is {allowed}")

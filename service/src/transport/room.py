@@ -9,6 +9,7 @@ __all__ = ["SLOW_SECONDS", "Room"]
 SLOW_SECONDS = 1.0
 SLOW_PART, MOST_SLOW_BYTES = 32, 16 * 1024
 SWIFT_SECONDS, SWIFT_BYTES = 4.0, 2**20
+MOST_PUT_OFF = 5
 
 
 class Room:
@@ -24,10 +25,12 @@ class Room:
     Attributes:
         is_given: whether there is, or was, room.
         is_lost: whether it went to others.
+        was_slow: whether that was because too little came of it; else since others have less.
         num_come: bytes of the message that came since there is room.
         num_new: the same since its time was last renewed.
         since: the loop's time at which it was given.
         due: the loop's time until which more must come while others wait.
+        num_put_off: how often it got more time because the daemon was behind.
     """
 
     def __init__(
@@ -44,19 +47,25 @@ class Room:
         self.when_lost = when_lost
         self.is_behind = is_behind
         self.is_given = False
-        self.is_lost = False
+        self.is_lost = self.was_slow = False
         self.num_come = self.num_new = 0
         self.since = self.due = 0.0
+        self.num_put_off = 0
 
     @property
     def least_bytes(self) -> int:
         """So many must come within SLOW_SECONDS while others wait: a byte now and then holds no room."""
         return min(self.num_bytes // SLOW_PART, MOST_SLOW_BYTES)
 
+    @property
+    def may_be_put_off(self) -> bool:
+        """Whether what was sent of it may be there, and its connection has not made the daemon late too often."""
+        return self.num_put_off < MOST_PUT_OFF and self.is_behind()
+
     def is_swift(self, now: float) -> bool:
         """Whether it goes on so that all of it comes within SWIFT_SECONDS, or SWIFT_BYTES of it a second.
 
-        It has a second to begin.
+        It has a second to begin, and one for each time that it was put off.
         """
-        seconds = now - self.since - SLOW_SECONDS
+        seconds = now - self.since - SLOW_SECONDS * (1 + self.num_put_off)
         return self.num_come >= min(self.num_bytes / SWIFT_SECONDS, SWIFT_BYTES) * seconds

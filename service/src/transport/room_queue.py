@@ -17,11 +17,11 @@ NO_ROOM = "no room for the request's message; try again later"
 class RoomQueue:
     """Lets messages wait for the room of a pool, each until its turn has come.
 
-    From SLOW_SECONDS after somebody had to wait until nobody does, messages that have room lose it to the one whose
-    turn it is: first what is in its way (`RoomPool.in_the_way`), then those of which less than `Room.least_bytes` came
-    within SLOW_SECONDS (`RoomPool.overdue`), but none of a connection that the daemon is behind with. As many are lost
-    as are needed, LOST_A_TURN in one turn of the loop. How long a message that goes on slowly may take in all is its
-    call's to bound.
+    From SLOW_SECONDS after somebody had to wait until nobody does, messages that have room lose it to those that wait:
+    first what is in the way (`RoomPool.in_the_way`), then those of which less than `Room.least_bytes` came within
+    SLOW_SECONDS (`RoomPool.overdue`). Those of a connection that the daemon is behind with get a second more, a few
+    times. As many are lost as are needed, LOST_A_TURN in one turn of the loop. How long a message that goes on slowly
+    may take in all is its call's to bound.
     """
 
     def __init__(self, pool: RoomPool) -> None:
@@ -56,7 +56,6 @@ class RoomQueue:
         except BaseException:
             self._forget(room)
             self.leave(room)  # given in the same turn
-            self._serve()
             raise
         if not may_go_on:
             raise RequestMemoryError(NO_ROOM)
@@ -140,14 +139,15 @@ class RoomQueue:
     def _to_lose(self, waits: Room) -> Room | None:
         """The room that is lost next for a message that waits; None = none at this time."""
         now = self._now()
-        room = self._pool.in_the_way(waits, now)
-        if room is not None:
-            return room
-        for _ in range(LOST_A_TURN):
-            room = self._pool.overdue(waits, now)
-            if room is None or not room.is_behind():
-                return room
-            self._pool.put_off(room, now)  # what was sent of it may be there
+        for find in (self._pool.in_the_way, self._pool.overdue):
+            for _ in range(LOST_A_TURN):
+                room = find(waits, now)
+                if room is None:
+                    break
+                if not room.may_be_put_off:
+                    room.was_slow = find == self._pool.overdue
+                    return room
+                self._pool.put_off(room, now)
         return None
 
     @staticmethod

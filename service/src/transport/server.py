@@ -78,20 +78,19 @@ class CallServer(Server):
         self._server = cast(asyncio.AbstractServer, self._arrivals)
         self._server_closed_fut = self._loop.create_future()
 
-    def renew(self, tls: ssl.SSLContext, are_clients_distrusted: bool = False) -> None:
-        """Takes further connections with this context; those that are open stay as they are.
+    def renew(self, tls: ssl.SSLContext) -> None:
+        """Takes further connections with this context; those that are open stay as they are."""
+        if self._arrivals is not None:
+            self._arrivals.tls = tls
 
-        Args:
-            are_clients_distrusted: clients that showed a certificate are asked to come back by another connection,
-                where it is verified anew. Their calls that run go on.
+    def send_certified_clients_away(self) -> None:
+        """Asks clients that showed a certificate to come back by another connection, where it is verified anew.
+
+        Their calls that run go on.
         """
-        if self._arrivals is None:
-            return
-        self._arrivals.tls = tls
-        if are_clients_distrusted:
-            self._generation += 1
-            for connection in list(self._connections):
-                connection.leave_if_certified()
+        self._generation += 1
+        for connection in list(self._connections):
+            connection.leave_if_certified()
 
     @property
     def num_connections(self) -> int:

@@ -223,7 +223,7 @@ class BoundedStream(Stream):
 
     def _loss(self, room: Room) -> RequestMemoryError:
         """Why a message lost its room."""
-        if room.due > self._loop.time():
+        if not room.was_slow:
             problem = "others that have less than its connection wait for the room of the request message"
             return RequestMemoryError(f"{problem}; try again later")
         if not room.num_come:
