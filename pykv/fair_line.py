@@ -8,12 +8,14 @@ from typing import Generic, TypeVar
 __all__ = ["FairLine"]
 
 T = TypeVar("T", bound=Hashable)
-Tag = tuple[int, int]  # where ends what one wants; the number of the time at which that was said
+Tag = tuple[
+    int, int, int
+]  # of what one has, the order of magnitude; where ends what it wants; when it said so
 
 
 class FairLine(Generic[T]):
-    """Those who wait, by fair queueing: whoever wants much has its turn once each of the others could have got as much
-    in smaller parts.
+    """Those who wait: whoever has least is next, to the order of magnitude, and then by fair queueing, so that whoever
+    wants much has its turn once each of the others could have got as much in smaller parts.
 
     A clock goes on by what was given divided by those that waited; what one wants begins where what it got ends, or at
     the clock if that is later, and whose ends first is next. What it does takes about the same time however many wait.
@@ -29,14 +31,15 @@ class FairLine(Generic[T]):
     def __len__(self) -> int:
         return len(self._tags)
 
-    def put(self, thing: T, wants: int) -> None:
-        """Says how much one wants next, which may wait already."""
+    def put(self, thing: T, wants: int, has: int = 0) -> None:
+        """Says how much one wants next, which may wait already, and how much it has."""
         if thing not in self._tags:
             self._begins[thing] = max(self._clock, self._begins.get(thing, 0))
         ends = self._begins[thing] + wants
-        if thing in self._tags and self._tags[thing][0] == ends:
+        level = has.bit_length()
+        if thing in self._tags and self._tags[thing][:2] == (level, ends):
             return
-        tag = self._tags[thing] = ends, next(self._count)
+        tag = self._tags[thing] = level, ends, next(self._count)
         heapq.heappush(self._heap, (tag, thing))
         if len(self._heap) > 2 * len(self._tags) + 16:
             self._heap = [entry for entry in self._heap if self._is_there(entry)]
@@ -62,6 +65,10 @@ class FairLine(Generic[T]):
         while not self._is_there(self._heap[0]):
             heapq.heappop(self._heap)
         return self._heap[0][1]
+
+    def ends(self, thing: T) -> int:
+        """Where ends, by the clock, what one who waits wants."""
+        return self._tags[thing][1]
 
     def in_order(self) -> Generator[T]:
         """Those who wait, whose turn it is first; nothing may change until it is closed."""

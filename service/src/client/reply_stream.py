@@ -99,7 +99,9 @@ class ReplyStream(Stream):
         self.trailers_received.set()
 
     def __terminated__(self, reason: str) -> None:
-        """Ends the call; the first reason stands."""
+        """Ends the call, unless all of its answer is there; the first reason stands."""
+        if self._received.has_ended and self.trailers is not None:
+            return
         self.fail(StreamTerminatedError(reason))
 
     def _open_window(self, num_kept: int) -> None:

@@ -25,7 +25,7 @@ class Room:
     Attributes:
         is_given: whether there is, or was, room.
         is_lost: whether it went to others.
-        was_slow: whether that was because too little came of it; else since others have less.
+        was_slow: whether too little came of it before; else it is only that others have less.
         num_come: bytes of the message that came since there is room.
         num_new: the same since its time was last renewed.
         since: the loop's time at which it was given.

@@ -37,7 +37,7 @@ class Ranks(Generic[T]):
             self.holding.discard(thing)
         if num_waiting:
             self.crowding.put(thing, num_waiting)
-            self.line.put(thing, wanted)
+            self.line.put(thing, wanted, num_bytes)
         else:
             self.crowding.discard(thing)
             self.line.discard(thing)

@@ -1,5 +1,6 @@
 """Who has room for messages, who waits for some, whose turn it is, and who gives way: all but the time."""
 
+import math
 from collections import OrderedDict
 from collections.abc import Generator, Iterator
 from contextlib import closing
@@ -86,30 +87,31 @@ class RoomPool:
     def turn(self) -> tuple[Room | None, list[Room]]:
         """Whose turn it is, and those for whom others make way.
 
-        Whoever waits for more than it may have now lets others pass, if its group has as much already; else they wait
-        too, so that small messages do not keep a large one out.
+        Whoever waits for more than it may have now lets others pass; where its group has less than it waits for, only
+        such as fair queueing has before it, so that small messages do not keep a large one out.
 
         Returns:
             The first that waits for whose message there is room; None = there is none. And some who wait before that,
             whose turn it is first.
         """
         stuck: list[Room] = []
+        line, ends = self._ranks.line, math.inf
         with closing(self._in_order()) as waiting:
-            for room in islice(waiting, LOOKED_AT):
-                if self._fits(room):
+            for group, room in islice(waiting, LOOKED_AT):
+                if self._fits(room) and line.ends(group) <= ends:
                     return room, stuck
                 stuck.append(room)
-                if self._groups[room.group].num_bytes < room.num_bytes:
-                    break
+                if group.num_bytes < room.num_bytes:
+                    ends = min(ends, line.ends(group))
         return None, stuck
 
-    def _in_order(self) -> Generator[Room]:
+    def _in_order(self) -> Generator[tuple[Group, Room]]:
         """The next message of each connection, of LOOKED_AT_OF_ONE of each group, by whose turn it is."""
         with closing(self._ranks.line.in_order()) as groups:
             for group in groups:
                 with closing(group.ranks.line.in_order()) as connections:
                     for connection in islice(connections, LOOKED_AT_OF_ONE):
-                        yield connection.first()
+                        yield group, connection.first()
 
     def _fits(self, room: Room) -> bool:
         """Whether as much as a message that waits needs is left of what its connection may have."""

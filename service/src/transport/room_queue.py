@@ -145,7 +145,7 @@ class RoomQueue:
                 if room is None:
                     break
                 if not room.may_be_put_off:
-                    room.was_slow = find == self._pool.overdue
+                    room.was_slow = room.due <= now
                     return room
                 self._pool.put_off(room, now)
         return None
