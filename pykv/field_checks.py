@@ -12,7 +12,14 @@ import os
 from collections.abc import Callable
 from typing import Any, NoReturn, TypeGuard, TypeVar
 
-from pykv.errors import ConfigError, InvalidRequestError, PykvError, RecordingError, StepError
+from pykv.errors import (
+    ConfigError,
+    DuplicateRequestError,
+    InvalidRequestError,
+    PykvError,
+    RecordingError,
+    StepError,
+)
 
 __all__ = [
     "as_boolean",
@@ -23,6 +30,7 @@ __all__ = [
     "as_number_in",
     "as_path",
     "as_text",
+    "duplicate_request",
     "instance_of",
     "integer_range",
     "is_integer",
@@ -59,6 +67,11 @@ def refusal(field: str, value: object, allowed: str, error: type[_Error]) -> _Er
 def refuse(field: str, value: object, allowed: str, error: type[PykvError] = InvalidRequestError) -> NoReturn:
     """Raises what `refusal` returns."""
     raise refusal(field, value, allowed, error)
+
+
+def duplicate_request(request_id: str) -> DuplicateRequestError:
+    """Returns the error of an id that a live request has."""
+    return DuplicateRequestError(f"request_id {shown(request_id)} is live already")
 
 
 def optional(check: Callable[..., _Instance], field: str, value: object, *arguments: Any) -> _Instance | None:
