@@ -76,7 +76,7 @@ class EngineService:
             prompt = prompt_of(request, served.description.max_model_len)
             params = params_of(request.sampling)
             deltas = served.engine.generate(prompt, params, **caller.names())
-            pass_on = partial(_pass_on, caller, stream, deltas)
+            pass_on = partial(_pass_on, caller, stream)
             return TakenRequest("text_completion", params, estimated_tokens(prompt), deltas, pass_on)
 
         await self.answer(stream, Caller.of, take)
@@ -89,7 +89,7 @@ class EngineService:
             params = params_of(request.sampling)
             estimate = estimated_tokens(*(message["content"] for message in messages))
             deltas = served.engine.chat(messages, params, **caller.names())
-            return TakenRequest("chat", params, estimate, deltas, partial(_pass_on, caller, stream, deltas))
+            return TakenRequest("chat", params, estimate, deltas, partial(_pass_on, caller, stream))
 
         await self.answer(stream, Caller.of, take)
 
@@ -200,15 +200,10 @@ class EngineService:
         return self._served
 
 
-async def _pass_on(
-    caller: Caller, stream: ResponseStream, source: DeltaStream, deltas: Deltas, bill: Bill
-) -> None:
+async def _pass_on(caller: Caller, stream: ResponseStream, deltas: Deltas, bill: Bill) -> None:
     """Sends deltas as they come. Whatever ends this, the request in the engine ends with it.
 
     While a send waits for the client, the engine merges the deltas that follow and bounds how many wait.
-
-    Args:
-        source: of the deltas; knows the request's prompt.
 
     Raises:
         FailedSequenceError: at the end, where a sequence failed.
@@ -218,7 +213,7 @@ async def _pass_on(
     async with aclosing(deltas):
         async for delta in deltas:
             bill.add(delta)
-            for response in responses_of(delta, request_id, source.prompt_token_ids):
+            for response in responses_of(delta, request_id):
                 await stream.send_message(response)
             request_id = ""  # said once
             if delta.finish_reason == "error":

@@ -236,7 +236,7 @@ class _Answer:
     """One request's way back to the gateway.
 
     Args:
-        source: what the engine gives for it; knows the prompt.
+        source: what the engine gives for it; knows the prompt's length.
     """
 
     def __init__(self, stream: AnyStream, source: DeltaStream) -> None:
