@@ -47,6 +47,7 @@ _Callable = TypeVar("_Callable", bound=Callable[..., Any])
 _Error = TypeVar("_Error", bound=PykvError)
 
 _LONGEST_SHOWN = 120
+_MOST_OF_64_BITS = 2**64 - 1
 
 
 def shown(value: object) -> str:
@@ -96,7 +97,9 @@ def as_integer(
 
 
 def integer_range(low: int, high: int) -> str:
-    """What is allowed, in words: an integer from `low` to `high`."""
+    """What is allowed, in words: an integer from `low` to `high`, which may be all that 64 bits hold."""
+    if high == _MOST_OF_64_BITS:
+        return f"an integer of at least {low}, in 64 bits"
     return f"an integer from {low} to {high}"
 
 
