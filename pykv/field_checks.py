@@ -12,7 +12,14 @@ import os
 from collections.abc import Callable
 from typing import Any, NoReturn, TypeGuard, TypeVar
 
-from pykv.errors import ConfigError, InvalidRequestError, PykvError, RecordingError, StepError
+from pykv.errors import (
+    ConfigError,
+    DuplicateRequestError,
+    InvalidRequestError,
+    PykvError,
+    RecordingError,
+    StepError,
+)
 
 __all__ = [
     "as_boolean",
@@ -23,6 +30,7 @@ __all__ = [
     "as_number_in",
     "as_path",
     "as_text",
+    "duplicate_request",
     "instance_of",
     "integer_range",
     "is_integer",
@@ -39,6 +47,7 @@ _Callable = TypeVar("_Callable", bound=Callable[..., Any])
 _Error = TypeVar("_Error", bound=PykvError)
 
 _LONGEST_SHOWN = 120
+_MOST_OF_64_BITS = 2**64 - 1
 
 
 def shown(value: object) -> str:
@@ -59,6 +68,11 @@ def refusal(field: str, value: object, allowed: str, error: type[_Error]) -> _Er
 def refuse(field: str, value: object, allowed: str, error: type[PykvError] = InvalidRequestError) -> NoReturn:
     """Raises what `refusal` returns."""
     raise refusal(field, value, allowed, error)
+
+
+def duplicate_request(request_id: str) -> DuplicateRequestError:
+    """Returns the error of an id that a live request has."""
+    return DuplicateRequestError(f"request_id {shown(request_id)} is live already")
 
 
 def optional(check: Callable[..., _Instance], field: str, value: object, *arguments: Any) -> _Instance | None:
@@ -83,7 +97,9 @@ def as_integer(
 
 
 def integer_range(low: int, high: int) -> str:
-    """What is allowed, in words: an integer from `low` to `high`."""
+    """What is allowed, in words: an integer from `low` to `high`, which may be all that 64 bits hold."""
+    if high == _MOST_OF_64_BITS:
+        return f"an integer of at least {low}, in 64 bits"
     return f"an integer from {low} to {high}"
 
 

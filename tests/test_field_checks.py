@@ -57,6 +57,12 @@ def test_what_is_not_given_is_not_checked() -> None:
         optional(as_integer, "n", 3, 1, 2, ConfigError)
 
 
+@pytest.mark.parametrize("value", [0, 2**64])
+def test_a_range_of_all_that_its_type_holds_names_no_number_of_twenty_digits(value: int) -> None:
+    with pytest.raises(InvalidRequestError, match=r"allowed is an integer of at least 1, in 64 bits$"):
+        as_integer("n", value, 1, 2**64 - 1)
+
+
 def test_every_face_takes_the_numbers_of_numpy() -> None:
     one, half, layout = np.int64(2), np.float32(0.5), KvLayout((KvLayer(1, 4, 4),))
     config = EngineConfig(

@@ -12,7 +12,7 @@ import pytest
 import pykv
 import pykv.errors
 
-HEAVY = ("torch", "transformers", "grpclib", "triton", "google.protobuf", "structlog", "rich")
+HEAVY = ("torch", "transformers", "grpclib", "triton", "google.protobuf", "structlog", "rich", "cryptography")
 LAZY = pykv._LAZY
 
 

@@ -124,7 +124,7 @@ async def serve_grpc_aio(engine: StepEngine) -> None:
 
     async def generate(request: pb.GenerateRequest, context: object) -> AsyncIterator[pb.GenerateResponse]:
         async for delta in engine.generate(None, request.sampling, request_id=request.request_id):
-            for response in responses_of(delta, "", None):
+            for response in responses_of(delta, ""):
                 yield response
 
     server = grpc.aio.server(options=[("grpc.max_concurrent_streams", 2**16)])

@@ -198,18 +198,31 @@ class _Talk:
 
     def _line(self) -> str | None:
         """The next line of the user; None at the end of the input, and where Ctrl-C drops two lines on end."""
-        for is_last in (False, True):
-            try:
-                return _read_line()
-            except UnicodeDecodeError as error:
-                self._screen.note(f"the line is no text in {error.encoding}, the encoding of the input")
-                return ""
-            except KeyboardInterrupt:
-                print()  # what comes next stands on a line of its own
-                if is_last or not sys.stdin.isatty():
-                    return None
-                self._screen.note(DROPPED)
-        return None
+        try:
+            return self._read_or_dropped()
+        except KeyboardInterrupt:
+            if not sys.stdin.isatty():
+                return None
+        self._screen.note(DROPPED)
+        try:
+            return self._read_or_dropped()
+        except KeyboardInterrupt:
+            return None
+
+    def _read_or_dropped(self) -> str | None:
+        """A line of the user, or None at the end of the input; an empty one where it is no text.
+
+        Raises:
+            KeyboardInterrupt: Ctrl-C has dropped it; what comes next stands on a line of its own.
+        """
+        try:
+            return _read_line()
+        except UnicodeDecodeError as error:
+            self._screen.note(f"the line is no text in {error.encoding}, the encoding of the input")
+            return ""
+        except KeyboardInterrupt:
+            print()
+            raise
 
     def _answer(self, question: str) -> bool:
         """Shows the answer, or why there is none; returns whether it went well. Who stops it knows."""

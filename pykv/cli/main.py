@@ -79,9 +79,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(file=sys.stderr)  # what comes next stands on a line of its own
         return INTERRUPTED
     except BrokenPipeError:
-        os.dup2(
-            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
-        )  # or Python would write what is left at its end
+        # or Python would write what is left at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return UNREAD
 
 

@@ -22,9 +22,17 @@ from pykv.engine.engine_thread import EngineThread
 from pykv.engine.request import Request
 from pykv.engine.stats import EngineStats
 from pykv.engine.timing import TimingCounts
-from pykv.errors import ConfigError, DuplicateRequestError, EngineDeadError, InvalidRequestError, StepError
+from pykv.errors import ConfigError, EngineDeadError, InvalidRequestError, StepError
 from pykv.events import KvEvents
-from pykv.field_checks import as_bytes, as_callable, as_integer, as_text, instance_of, optional
+from pykv.field_checks import (
+    as_bytes,
+    as_callable,
+    as_integer,
+    as_text,
+    duplicate_request,
+    instance_of,
+    optional,
+)
 from pykv.retention import Pin, Retention
 from pykv.sampling.params import SamplingParams
 from pykv.text.chat import num_characters
@@ -265,7 +273,7 @@ class AsyncEngine:
             name = uuid.uuid4().hex if call.request_id is None else call.request_id
             channel = Channel(name, loop, self._max_pending_tokens, self._pause_or_resume)
             if self._live.setdefault(name, channel) is not channel:
-                raise DuplicateRequestError(f"request_id {name[:80]!r} is live already")
+                raise duplicate_request(name)
             try:
                 request = await self._encoding.run(
                     partial(call.new_request, name),

@@ -28,17 +28,19 @@ class StepDeltas:
         """Appends what is new in one sequence; its text is taken from it."""
         request = sequence.request
         text, sequence.text = sequence.text, ""
+        prompt_logprobs = _take_prompt_logprobs(request)
         delta = OutputDelta(
             request.request_id,
             sequence.index,
             token_ids,
             text,
             logprobs,
-            _take_prompt_logprobs(request),
+            prompt_logprobs,
             sequence.finish_reason,
             sequence.stop_reason,
             None,
             sequence.error,
+            None if prompt_logprobs is None else tuple(map(int, request.prompt)),
         )
         self._last[request] = len(self.items)
         self.items.append((request, delta))

@@ -24,14 +24,21 @@ from pykv.engine.stats import EngineStats
 from pykv.engine.step_loop import StepLoop
 from pykv.errors import (
     ConfigError,
-    DuplicateRequestError,
     EngineDeadError,
     InvalidRequestError,
     QueueFullError,
     StepError,
 )
 from pykv.events import KvEvents
-from pykv.field_checks import as_callable, as_integer, as_text, instance_of, optional, refuse, shown
+from pykv.field_checks import (
+    as_callable,
+    as_integer,
+    as_text,
+    duplicate_request,
+    instance_of,
+    optional,
+    refuse,
+)
 from pykv.retention import Pin, Retention, session_bytes
 from pykv.sampling.params import SamplingParams
 from pykv.text.chat import num_characters
@@ -197,7 +204,7 @@ class Engine:
         """
         request = self.new_request(prompt, params, request_id)
         if request.request_id in self._live:
-            raise DuplicateRequestError(f"request_id {shown(request.request_id)} is live already")
+            raise duplicate_request(request.request_id)
         self._submit(request, CacheUse(scope=scope, tenant=tenant, retention=retention, media=media))
         return request.request_id
 

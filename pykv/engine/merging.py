@@ -27,4 +27,5 @@ def merged(deltas: Sequence[OutputDelta]) -> OutputDelta:
         stop_reason=last.stop_reason,
         usage=last.usage,
         error=last.error,
+        prompt_token_ids=first.prompt_token_ids,
     )

@@ -48,6 +48,7 @@ class OutputDelta:
         stop_reason: the stop string or the stop token that ended the sample; None for EOS.
         usage: on the request's last delta.
         error: what went wrong, where finish_reason is "error".
+        prompt_token_ids: with `prompt_logprobs`, the tokens that these are of.
     """
 
     request_id: str
@@ -60,6 +61,7 @@ class OutputDelta:
     stop_reason: int | str | None = None
     usage: Usage | None = None
     error: str | None = None
+    prompt_token_ids: tuple[int, ...] | None = None
 
 
 @dataclass(slots=True)

@@ -25,16 +25,24 @@ class Bill:
         self._has_prompt = False
 
     def add(self, delta: OutputDelta) -> None:
-        """Takes new tokens of the output."""
-        self.settle_prompt(0)
+        """Takes new tokens of the output, and the prompt with the first of them."""
+        self._take_prompt()
         self._reservation.use(len(delta.token_ids))
 
     def settle_prompt(self, cost: int) -> None:
-        """Takes the prompt, once: its tokens where the engine has taken it, and so much where it has not."""
+        """Takes at the end the prompt, if `add` has not; `cost` where the engine has not taken the request."""
+        if not self._take_prompt():
+            self._reservation.use(cost)
+
+    def _take_prompt(self) -> bool:
+        """Takes the prompt's tokens, once, as soon as the engine has taken the request; whether it has."""
+        num_tokens = self._deltas.num_prompt_tokens
+        if num_tokens is None:
+            return False
         if not self._has_prompt:
             self._has_prompt = True
-            known = self._deltas.num_prompt_tokens
-            self._reservation.use(cost if known is None else known)
+            self._reservation.use(num_tokens)
+        return True
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,14 +2,15 @@
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from typing import Protocol, Self, TypedDict
 
 import structlog
 
 from pykv.engine.delta_stream import DeltaStream
-from pykv.engine.outputs import OutputDelta, Usage
+from pykv.engine.outputs import Usage
 from pykv.errors import CapacityError, DuplicateRequestError
+from pykv.field_checks import duplicate_request
 from pykv.retention import Retention
 from pykv.service.access import Account
 from pykv.service.bill import Bill, MostTokens
@@ -57,7 +58,6 @@ class Caller:
     request_id: str
     salt: bytes = b""
     retention: Retention = NO_RETENTION
-    _bill: Bill | None = field(default=None, init=False)
 
     @classmethod
     def of(cls, account: Account, request: Named) -> Self:
@@ -90,8 +90,10 @@ class Caller:
         return structlog.contextvars.bound_contextvars(request_id=self.request_id, **values)
 
     @contextmanager
-    def charged(self, most: MostTokens, deltas: DeltaStream) -> Iterator[None]:
+    def charged(self, most: MostTokens, deltas: DeltaStream) -> Iterator[Bill]:
         """Reserves what a request may take out of its tenant's bucket, and settles what it took however it ends.
+
+        What comes out of it goes onto the bill that this gives.
 
         Before the prompt is encoded its length alone is known. A request that the engine refuses costs nothing, but for
         what was encoded in vain; one that it took costs its prompt, even if nobody waits for the end; one that is left
@@ -101,10 +103,10 @@ class Caller:
             TenantLimitError: nothing is left for it; nothing was changed.
         """
         with self.account.reserved(most.in_all) as reservation:
-            self._bill = bill = Bill(reservation, deltas)
+            bill = Bill(reservation, deltas)
             cost = most.prompt
             try:
-                yield
+                yield bill
             except Exception as error:
                 in_vain = error.num_encoded_tokens if isinstance(error, CapacityError) else 0
                 cost = min(in_vain, most.context)
@@ -113,7 +115,7 @@ class Caller:
                 bill.settle_prompt(cost)
 
     @contextmanager
-    def addressed(self) -> Iterator[None]:
+    def own_id_in_errors(self) -> Iterator[None]:
         """Names the request as the caller does where the engine would name it with its tenant.
 
         Raises:
@@ -122,12 +124,7 @@ class Caller:
         try:
             yield
         except DuplicateRequestError:
-            raise DuplicateRequestError(f"request_id {self.request_id!r} is live already") from None
-
-    def charge(self, delta: OutputDelta) -> None:
-        """Charges the tenant for new tokens of the output, and for the prompt with the first of them."""
-        if self._bill is not None:
-            self._bill.add(delta)
+            raise duplicate_request(self.request_id) from None
 
 
 def log_end(finish_reason: str | None, usage: Usage) -> None:

@@ -16,7 +16,7 @@ from pykv.engine.stats import EngineStats
 from pykv.errors import InvalidRequestError
 from pykv.sampling import SamplingParams
 from pykv.service.access import Account, Gate
-from pykv.service.bill import MostTokens, estimated_tokens
+from pykv.service.bill import Bill, MostTokens, estimated_tokens
 from pykv.service.caller import Caller, log_end
 from pykv.service.errors import EngineStalledError, FailedSequenceError, ModelLoadingError
 from pykv.service.kv_events import EventFeed
@@ -45,14 +45,14 @@ class TakenRequest:
         operation: as traces name it.
         estimate: about how many tokens its prompt is.
         deltas: what the engine gives for it.
-        pass_on: sends deltas to the client in its words, to the last.
+        pass_on: sends deltas to the client in its words, to the last, and puts each onto the bill.
     """
 
     operation: str
     params: SamplingParams
     estimate: int
     deltas: DeltaStream
-    pass_on: Callable[[Deltas], Awaitable[None]]
+    pass_on: Callable[[Deltas, Bill], Awaitable[None]]
 
 
 class EngineService:
@@ -76,7 +76,7 @@ class EngineService:
             prompt = prompt_of(request, served.description.max_model_len)
             params = params_of(request.sampling)
             deltas = served.engine.generate(prompt, params, **caller.names())
-            pass_on = partial(_pass_on, caller, stream, deltas)
+            pass_on = partial(_pass_on, caller, stream)
             return TakenRequest("text_completion", params, estimated_tokens(prompt), deltas, pass_on)
 
         await self.answer(stream, Caller.of, take)
@@ -89,7 +89,7 @@ class EngineService:
             params = params_of(request.sampling)
             estimate = estimated_tokens(*(message["content"] for message in messages))
             deltas = served.engine.chat(messages, params, **caller.names())
-            return TakenRequest("chat", params, estimate, deltas, partial(_pass_on, caller, stream, deltas))
+            return TakenRequest("chat", params, estimate, deltas, partial(_pass_on, caller, stream))
 
         await self.answer(stream, Caller.of, take)
 
@@ -122,8 +122,8 @@ class EngineService:
                     metadata=stream.metadata,
                 )
                 most = MostTokens.of(taken.estimate, taken.params, served.description.max_model_len)
-                with caller.addressed(), caller.charged(most, taken.deltas):
-                    await taken.pass_on(traced)
+                with caller.own_id_in_errors(), caller.charged(most, taken.deltas) as bill:
+                    await taken.pass_on(traced, bill)
 
     async def Abort(self, stream: Stream[pb.AbortRequest, pb.AbortResponse]) -> None:  # noqa: N802
         """Ends a request by its name."""
@@ -200,13 +200,10 @@ class EngineService:
         return self._served
 
 
-async def _pass_on(caller: Caller, stream: ResponseStream, source: DeltaStream, deltas: Deltas) -> None:
+async def _pass_on(caller: Caller, stream: ResponseStream, deltas: Deltas, bill: Bill) -> None:
     """Sends deltas as they come. Whatever ends this, the request in the engine ends with it.
 
     While a send waits for the client, the engine merges the deltas that follow and bounds how many wait.
-
-    Args:
-        source: of the deltas; knows the request's prompt.
 
     Raises:
         FailedSequenceError: at the end, where a sequence failed.
@@ -215,8 +212,8 @@ async def _pass_on(caller: Caller, stream: ResponseStream, source: DeltaStream, 
     request_id = caller.request_id
     async with aclosing(deltas):
         async for delta in deltas:
-            caller.charge(delta)
-            for response in responses_of(delta, request_id, source.prompt_token_ids):
+            bill.add(delta)
+            for response in responses_of(delta, request_id):
                 await stream.send_message(response)
             request_id = ""  # said once
             if delta.finish_reason == "error":

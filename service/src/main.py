@@ -58,9 +58,8 @@ def main(
 
 
 def _serve(options: ServeOptions, load: Loader) -> int:
-    os.environ.setdefault(
-        "TOKENIZERS_PARALLELISM", "false"
-    )  # else each core has a thread with words of its own
+    # else each core has a thread with words of its own
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
     async def run() -> None:
         await Daemon(options, load).run()

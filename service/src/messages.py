@@ -1,7 +1,8 @@
 """Between the engine and the messages of the protocol, on the side of the daemon."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import fields
+from itertools import islice, starmap
 
 from pykv.engine.histogram import HistogramCounts
 from pykv.engine.outputs import OutputDelta, TokenLogprobs, Usage
@@ -42,21 +43,16 @@ def params_of(message: pb.SamplingParams) -> SamplingParams:
     return SamplingParams.from_mapping(options)
 
 
-def responses_of(
-    delta: OutputDelta, request_id: str, prompt_token_ids: Iterable[int] | None
-) -> Iterator[pb.GenerateResponse]:
+def responses_of(delta: OutputDelta, request_id: str) -> Iterator[pb.GenerateResponse]:
     """The messages that carry one delta: one, after some where a long prompt has log probabilities."""
-    of_prompt: list[pb.TokenLogprobs] = []
-    if delta.prompt_logprobs is not None and prompt_token_ids is not None:
-        of_prompt = [
-            pb.TokenLogprobs(token_id=token_id) if entry is None else _logprobs_message(entry)
-            for token_id, entry in zip(prompt_token_ids, delta.prompt_logprobs, strict=True)
-        ]
-    while len(of_prompt) > PROMPT_LOGPROBS_A_MESSAGE:
-        part, of_prompt = of_prompt[:PROMPT_LOGPROBS_A_MESSAGE], of_prompt[PROMPT_LOGPROBS_A_MESSAGE:]
+    token_ids, entries = delta.prompt_token_ids or (), delta.prompt_logprobs or ()
+    of_prompt = starmap(_prompt_logprobs_message, zip(token_ids, entries, strict=True))
+    for _ in range((len(entries) - 1) // PROMPT_LOGPROBS_A_MESSAGE):
+        part = islice(of_prompt, PROMPT_LOGPROBS_A_MESSAGE)
         yield pb.GenerateResponse(request_id=request_id, prompt_logprobs=part)
-    response = pb.GenerateResponse(request_id=request_id, deltas=[_delta_message(delta)])
-    response.prompt_logprobs.extend(of_prompt)
+    response = pb.GenerateResponse(
+        request_id=request_id, deltas=[_delta_message(delta)], prompt_logprobs=of_prompt
+    )
     if delta.usage is not None:
         response.usage.CopyFrom(_usage_message(delta.usage))
     yield response
@@ -110,6 +106,11 @@ def _logprobs_message(logprobs: TokenLogprobs) -> pb.TokenLogprobs:
         top_token_ids=logprobs.top_token_ids,
         top_logprobs=logprobs.top_logprobs,
     )
+
+
+def _prompt_logprobs_message(token_id: int, logprobs: TokenLogprobs | None) -> pb.TokenLogprobs:
+    """The log probabilities of one place of a prompt; the first has none."""
+    return pb.TokenLogprobs(token_id=token_id) if logprobs is None else _logprobs_message(logprobs)
 
 
 def _usage_message(usage: Usage) -> pb.Usage:

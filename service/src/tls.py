@@ -19,7 +19,7 @@ class ServerTls:
     Attributes:
         context: for connections that are accepted.
         expires_at: when the daemon's certificate ends, in seconds since 1970.
-        client_authorities: the certificates, in base64, by which those of clients are verified; none = clients show
+        client_authorities: the certificates, in DER, by which those of clients are verified; none = clients show
             none.
     """
 
@@ -78,13 +78,14 @@ class TlsFiles:
         content = read_bytes(authorities, "tls_client_ca")
         try:
             context.load_verify_locations(authorities)
-        except OSError as error:
+            certificates = frozenset(certificates_in(content))
+        except (OSError, ValueError) as error:
             message = f"tls_client_ca {authorities} cannot be used: {_reason(error)}"
             raise ConfigError(f"{message}: allowed are PEM certificates") from None
         _check_unchanged(authorities, "tls_client_ca", content)
         required = self.is_client_certificate_required
         context.verify_mode = ssl.CERT_REQUIRED if required else ssl.CERT_OPTIONAL
-        return frozenset(certificates_in(content))
+        return certificates
 
 
 def _check_valid(path: Path, validity: Validity) -> None:

@@ -45,6 +45,7 @@ def test_they_come_once_on_the_first_delta(make_toy_engine):
         deltas += engine.step()
     assert [delta.prompt_logprobs is not None for delta in deltas] == [True] + [False] * (len(deltas) - 1)
     assert len(deltas[0].prompt_logprobs) == len(PROMPT)
+    assert [delta.prompt_token_ids for delta in deltas] == [tuple(PROMPT)] + [None] * (len(deltas) - 1)
 
 
 def test_a_prompt_of_one_token_has_one_empty_entry(make_toy_engine):

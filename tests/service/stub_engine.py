@@ -229,18 +229,21 @@ class StubEngine:
 
     async def _numbers(self, token_ids, params, channel):
         length = min(params.max_tokens or MAX_MODEL_LEN, MAX_MODEL_LEN - len(token_ids))
+        of_prompt = _prompt_logprobs(token_ids, params)
         for place in range(length):
             is_last = channel.is_aborted or place == length - 1
             for index in range(params.n):
                 token_id = (token_ids[-1] + 1 + place + index) % VOCAB_SIZE
                 is_very_last = is_last and index == params.n - 1
+                has_prompt = place == index == 0 and of_prompt is not None
                 yield OutputDelta(
                     request_id=channel.request_id,
                     index=index,
                     token_ids=(token_id,),
                     text=f"{token_id} ",
                     logprobs=None if params.logprobs is None else (_logprobs(token_id, params.logprobs),),
-                    prompt_logprobs=_prompt_logprobs(token_ids, params) if place == index == 0 else None,
+                    prompt_logprobs=of_prompt if has_prompt else None,
+                    prompt_token_ids=tuple(token_ids) if has_prompt else None,
                     finish_reason=("abort" if channel.is_aborted else "length") if is_last else None,
                     usage=Usage(len(token_ids), 0, (place + 1) * params.n, 0, 0) if is_very_last else None,
                 )

@@ -7,11 +7,13 @@ from dataclasses import replace
 import pytest
 
 from pykv.client import Client, ServiceError
+from pykv.engine.delta_stream import DeltaStream
 from pykv.errors import CapacityError
 from pykv.sampling import SamplingParams
 from pykv.service.access import Tenant
 from pykv.service.access.account import Account
 from pykv.service.bill import MostTokens
+from pykv.service.caller import Caller
 from pykv.service.errors import TenantLimitError
 
 SHORT = SamplingParams(max_tokens=3, temperature=0)
@@ -236,18 +238,10 @@ async def test_a_text_that_is_refused_by_its_length_alone_costs_nothing(
         await collect(client.generate([5], SHORT))
 
 
-@pytest.mark.asyncio
-async def test_who_leaves_while_the_prompt_is_encoded_owes_no_more_than_the_context_cap(start_for_tenant):
-    daemon = await start_for_tenant(tokens_per_second=1, burst_tokens=10)
-    account = daemon.daemon._gate.accounts()[0]
-    with pytest.raises(asyncio.CancelledError), _charged(account, MostTokens.of(10**7, SHORT, 100)):
+def test_who_leaves_while_the_prompt_is_encoded_owes_no_more_than_the_context_cap(make_bucket):
+    bucket = make_bucket(1.0, 10.0)
+    caller, most = Caller(bucket.account, "x"), MostTokens.of(10**7, SHORT, 100)
+    unread = DeltaStream(lambda: None, lambda channel: None)
+    with pytest.raises(asyncio.CancelledError), caller.charged(most, unread):
         raise asyncio.CancelledError
-    assert account._level == pytest.approx(-90, abs=1)
-
-
-def _charged(account, most):
-    from pykv.engine.delta_stream import DeltaStream
-    from pykv.service.caller import Caller
-
-    deltas = DeltaStream(lambda: None, lambda channel: None)
-    return Caller(account, "x").charged(most, deltas)
+    assert bucket.refusal() == pytest.approx(91)  # 100 of 10 were taken, and one must be there

@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from pykv.engine.outputs import OutputDelta, Usage
+from pykv.engine.outputs import OutputDelta, TokenLogprobs, Usage
 from pykv.sampling import SamplingParams
-from pykv.service.messages import PROMPT_LOGPROBS_A_MESSAGE
+from pykv.service.messages import PROMPT_LOGPROBS_A_MESSAGE, responses_of
 
 pytestmark = pytest.mark.asyncio
 
@@ -63,6 +63,7 @@ async def test_logprobs_come_with_their_tokens(client, collect):
         (8, (0, 1), (-1.0, -2.0)),
         (9, (0, 1), (-1.0, -2.0)),
     ]
+    assert [delta.prompt_token_ids for delta in deltas] == [(5, 6, 7), None]
     of_prompt = deltas[0].prompt_logprobs
     assert of_prompt[0] is None
     assert [entry.token_id for entry in of_prompt[1:]] == [6, 7]
@@ -72,6 +73,12 @@ async def test_a_long_prompts_logprobs_come_in_parts_and_arrive_as_one(client, c
     prompt = [7] * (3 * PROMPT_LOGPROBS_A_MESSAGE + 5)
     deltas = await collect(client.generate(prompt, SamplingParams(max_tokens=1, prompt_logprobs=0)))
     assert [len(delta.prompt_logprobs or ()) for delta in deltas] == [len(prompt)]
+
+
+async def test_a_prompts_logprobs_without_its_tokens_are_not_dropped_without_a_word():
+    delta = OutputDelta("x", 0, (1,), "a", prompt_logprobs=(None, TokenLogprobs(5, -1.0, 1)))
+    with pytest.raises(ValueError, match="zip"):
+        list(responses_of(delta, "x"))
 
 
 async def test_a_chat_is_answered(client, collect):

@@ -51,11 +51,10 @@ def deltas_of(
     response: pb.GenerateResponse, request_id: str, prompt_logprobs: Sequence[pb.TokenLogprobs]
 ) -> list[OutputDelta]:
     """A message's deltas; `prompt_logprobs`, if any, comes with the first, the usage with the last."""
-    of_prompt = tuple(map(_logprobs_of, prompt_logprobs)) or None
     usage = _usage_of(response.usage) if response.HasField("usage") else None
     last = len(response.deltas) - 1
     return [
-        _delta_of(message, request_id, None if place else of_prompt, usage if place == last else None)
+        _delta_of(message, request_id, () if place else prompt_logprobs, usage if place == last else None)
         for place, message in enumerate(response.deltas)
     ]
 
@@ -68,7 +67,7 @@ def histogram_of(message: pb.Histogram) -> HistogramCounts:
 def _delta_of(
     message: pb.Delta,
     request_id: str,
-    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None,
+    prompt_logprobs: Sequence[pb.TokenLogprobs],
     usage: Usage | None,
 ) -> OutputDelta:
     stop = message.WhichOneof("stop_reason")
@@ -79,7 +78,8 @@ def _delta_of(
         token_ids=tuple(message.token_ids),
         text=message.text,
         logprobs=logprobs or None,
-        prompt_logprobs=prompt_logprobs,
+        prompt_logprobs=tuple(map(_logprobs_of, prompt_logprobs)) or None,
+        prompt_token_ids=tuple(entry.token_id for entry in prompt_logprobs) or None,
         finish_reason=FINISH_WORDS.get(message.finish_reason),
         stop_reason=None if stop is None else getattr(message, stop),
         usage=usage,

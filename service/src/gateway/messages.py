@@ -73,7 +73,7 @@ def chunk_of(delta: OutputDelta, source: DeltaStream) -> pb.GenerateResponse:
     """What is new in one sample.
 
     Args:
-        source: of the delta; knows the request's prompt.
+        source: of the delta; knows the prompt's length.
     """
     chunk = pb.GenerateStreamChunk(
         token_ids=delta.token_ids,
@@ -85,7 +85,7 @@ def chunk_of(delta: OutputDelta, source: DeltaStream) -> pb.GenerateResponse:
     if delta.logprobs is not None:
         chunk.output_logprobs.CopyFrom(_output_logprobs(delta.logprobs))
     if delta.prompt_logprobs is not None:
-        chunk.input_logprobs.CopyFrom(_input_logprobs(delta.prompt_logprobs, source))
+        chunk.input_logprobs.CopyFrom(_input_logprobs(delta.prompt_token_ids or (), delta.prompt_logprobs))
     return pb.GenerateResponse(chunk=chunk)
 
 
@@ -94,7 +94,7 @@ def complete_of(last: OutputDelta, source: DeltaStream, num_output_tokens: int) 
 
     Args:
         last: its last delta, or all of them merged.
-        source: of the deltas; knows the request's prompt.
+        source: of the deltas; knows the prompt's length.
         num_output_tokens: of the whole sample.
     """
     complete = pb.GenerateComplete(
@@ -108,7 +108,7 @@ def complete_of(last: OutputDelta, source: DeltaStream, num_output_tokens: int) 
     if last.logprobs is not None:
         complete.output_logprobs.CopyFrom(_output_logprobs(last.logprobs))
     if last.prompt_logprobs is not None:
-        complete.input_logprobs.CopyFrom(_input_logprobs(last.prompt_logprobs, source))
+        complete.input_logprobs.CopyFrom(_input_logprobs(last.prompt_token_ids or (), last.prompt_logprobs))
     if isinstance(last.stop_reason, str):
         complete.matched_stop_str = last.stop_reason
     elif last.stop_reason is not None:
@@ -135,9 +135,10 @@ def _output_logprobs(entries: Iterable[TokenLogprobs]) -> pb.OutputLogProbs:
     return message
 
 
-def _input_logprobs(entries: Iterable[TokenLogprobs | None], source: DeltaStream) -> pb.InputLogProbs:
-    message = pb.InputLogProbs(token_ids=source.prompt_token_ids)
-    for entry in entries:
+def _input_logprobs(token_ids: Iterable[int], entries: Iterable[TokenLogprobs | None]) -> pb.InputLogProbs:
+    message = pb.InputLogProbs()
+    for token_id, entry in zip(token_ids, entries, strict=True):
+        message.token_ids.append(token_id)
         message.token_logprobs.append(pb.InputTokenLogProb(value=None if entry is None else entry.logprob))
         message.top_logprobs.append(pb.TopLogProbs() if entry is None else _top(entry))
     return message

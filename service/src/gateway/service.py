@@ -21,7 +21,7 @@ from pykv.engine.merging import merged
 from pykv.engine.outputs import OutputDelta
 from pykv.errors import InvalidRequestError
 from pykv.service.access import Account, Gate
-from pykv.service.bill import estimated_tokens
+from pykv.service.bill import Bill, estimated_tokens
 from pykv.service.caller import Caller, log_end
 from pykv.service.engine_service import EngineService, TakenRequest
 from pykv.service.errors import FailedSequenceError
@@ -79,7 +79,7 @@ class GatewayService:
         def take(served: ServedModel, request: pb.GenerateRequest, caller: Caller) -> TakenRequest:
             prompt, params = prompt_of(request), params_of(request.sampling_params)
             deltas = served.engine.generate(prompt, params, **caller.names())
-            answer = _Answer(stream, caller, deltas)
+            answer = _Answer(stream, deltas)
             pass_on = answer.stream if request.stream else answer.whole
             return TakenRequest("text_completion", params, estimated_tokens(prompt), deltas, pass_on)
 
@@ -235,16 +235,15 @@ class _Answer:
     """One request's way back to the gateway.
 
     Args:
-        source: what the engine gives for it; knows the prompt.
+        source: what the engine gives for it; knows the prompt's length.
     """
 
-    def __init__(self, stream: AnyStream, caller: Caller, source: DeltaStream) -> None:
+    def __init__(self, stream: AnyStream, source: DeltaStream) -> None:
         self._stream = stream
-        self._caller = caller
         self._source = source
         self._num_output_tokens: dict[int, int] = {}
 
-    async def stream(self, deltas: Deltas) -> None:
+    async def stream(self, deltas: Deltas, bill: Bill) -> None:
         """Sends what is new as it comes.
 
         Raises:
@@ -253,7 +252,7 @@ class _Answer:
         failed: str | None = None
         async with aclosing(deltas):
             async for delta in deltas:
-                self._count(delta)
+                self._count(delta, bill)
                 if delta.token_ids or delta.prompt_logprobs is not None:
                     await self._stream.send_message(chunk_of(delta, self._source))
                 if delta.finish_reason == "error":
@@ -263,7 +262,7 @@ class _Answer:
         if failed is not None:
             raise FailedSequenceError(failed)
 
-    async def whole(self, deltas: Deltas) -> None:
+    async def whole(self, deltas: Deltas, bill: Bill) -> None:
         """Sends each sample whole, once all have ended.
 
         Raises:
@@ -272,7 +271,7 @@ class _Answer:
         samples: dict[int, list[OutputDelta]] = {}
         async with aclosing(deltas):
             async for delta in deltas:
-                self._count(delta)
+                self._count(delta, bill)
                 samples.setdefault(delta.index, []).append(delta)
         for index in sorted(samples):
             sample = merged(samples[index])
@@ -280,8 +279,8 @@ class _Answer:
                 raise FailedSequenceError(sample.error or "a sample failed")
             await self._stream.send_message(self._complete(sample))
 
-    def _count(self, delta: OutputDelta) -> None:
-        self._caller.charge(delta)
+    def _count(self, delta: OutputDelta, bill: Bill) -> None:
+        bill.add(delta)
         before = self._num_output_tokens.get(delta.index, 0)
         self._num_output_tokens[delta.index] = before + len(delta.token_ids)
         if delta.usage is not None:

@@ -6,16 +6,6 @@ from enum import Enum
 __all__ = ["HandshakeFailure"]
 
 EXPIRED, NOT_YET_VALID = 10, 9  # X509_V_ERR_CERT_HAS_EXPIRED and X509_V_ERR_CERT_NOT_YET_VALID of OpenSSL
-OF_VERIFICATION = {EXPIRED: "EXPIRED_CERTIFICATE", NOT_YET_VALID: "CERTIFICATE_NOT_YET_VALID"}
-OF_OPENSSL = {
-    "PEER_DID_NOT_RETURN_A_CERTIFICATE": "NO_CERTIFICATE",
-    "UNSUPPORTED_PROTOCOL": "OLD_VERSION",
-    "UNEXPECTED_EOF_WHILE_READING": "LEFT",
-    **dict.fromkeys(
-        ("HTTP_REQUEST", "HTTPS_PROXY_REQUEST", "WRONG_VERSION_NUMBER", "UNKNOWN_PROTOCOL"), "NOT_TLS"
-    ),
-    **dict.fromkeys(("PACKET_LENGTH_TOO_LONG", "LENGTH_TOO_SHORT", "BAD_RECORD_TYPE"), "NOT_TLS"),
-}
 
 
 class HandshakeFailure(Enum):
@@ -41,10 +31,28 @@ class HandshakeFailure(Enum):
     def of(cls, error: OSError) -> "HandshakeFailure":
         """What an error of asyncio's handshake stands for."""
         if isinstance(error, ssl.SSLCertVerificationError):
-            return cls[OF_VERIFICATION.get(error.verify_code, "UNTRUSTED_CERTIFICATE")]
+            return OF_VERIFICATION.get(error.verify_code, cls.UNTRUSTED_CERTIFICATE)
         if isinstance(error, ssl.SSLError):
             reason = error.reason or ""
-            return cls.REFUSED_BY_CLIENT if "ALERT" in reason else cls[OF_OPENSSL.get(reason, "OTHER")]
+            return cls.REFUSED_BY_CLIENT if "ALERT" in reason else OF_OPENSSL.get(reason, cls.OTHER)
         if isinstance(error, (ConnectionAbortedError, TimeoutError)):
             return cls.TIMED_OUT
         return cls.LEFT if isinstance(error, ConnectionError) else cls.OTHER
+
+
+OF_VERIFICATION = {
+    EXPIRED: HandshakeFailure.EXPIRED_CERTIFICATE,
+    NOT_YET_VALID: HandshakeFailure.CERTIFICATE_NOT_YET_VALID,
+}
+OF_OPENSSL = {
+    "PEER_DID_NOT_RETURN_A_CERTIFICATE": HandshakeFailure.NO_CERTIFICATE,
+    "UNSUPPORTED_PROTOCOL": HandshakeFailure.OLD_VERSION,
+    "UNEXPECTED_EOF_WHILE_READING": HandshakeFailure.LEFT,
+    "HTTP_REQUEST": HandshakeFailure.NOT_TLS,
+    "HTTPS_PROXY_REQUEST": HandshakeFailure.NOT_TLS,
+    "WRONG_VERSION_NUMBER": HandshakeFailure.NOT_TLS,
+    "UNKNOWN_PROTOCOL": HandshakeFailure.NOT_TLS,
+    "PACKET_LENGTH_TOO_LONG": HandshakeFailure.NOT_TLS,
+    "LENGTH_TOO_SHORT": HandshakeFailure.NOT_TLS,
+    "BAD_RECORD_TYPE": HandshakeFailure.NOT_TLS,
+}
