@@ -3,8 +3,8 @@
 //! A policy sorts idle blocks into lanes by how often hits have found them; what waits in a lower lane goes first, and
 //! within a lane what was used least recently. A hit finds a run of blocks from the first on, so a block was found at
 //! least as often as those that follow it. A policy that gives no lower lane for more hits therefore never lets a block
-//! go before one that hangs below it: whatever the policy, eviction takes leaves, in constant time. `docs/new-policy.md`
-//! shows how to add one.
+//! go before one that hangs below it: whatever the policy, eviction takes leaves. `docs/new-policy.md` shows how to add
+//! one.
 
 mod lru;
 mod segmented_lru;
