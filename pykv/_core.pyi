@@ -234,7 +234,7 @@ class SchedulerStats:
     def peak_table_tokens(self) -> int:
         """Tokens of the same sequences, a shared one counted for each."""
     @property
-    def peak_num_tables(self) -> int:
+    def peak_num_sequences(self) -> int:
         """The same sequences: those that ran, or were paused and had not given way; a request counts each sample."""
     @property
     def peak_num_running(self) -> int:
