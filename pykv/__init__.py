@@ -43,7 +43,6 @@ from pykv.errors import (
     RecordingError,
     StepError,
     TraceError,
-    UnknownRequestError,
     UnsupportedModelError,
 )
 from pykv.extras import needs_extra as _needs_extra
@@ -156,7 +155,6 @@ __all__ = [
     "StepError",
     "TokenLogprobs",
     "TraceError",
-    "UnknownRequestError",
     "UnsupportedModelError",
     "Usage",
     "content_keys",

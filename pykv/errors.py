@@ -18,7 +18,6 @@ __all__ = [
     "RecordingError",
     "StepError",
     "TraceError",
-    "UnknownRequestError",
     "UnsupportedModelError",
 ]
 
@@ -69,10 +68,6 @@ class QueueFullError(PykvError):
 
 class DuplicateRequestError(PykvError, ValueError):
     """A live request has this id already; the new one was not taken."""
-
-
-class UnknownRequestError(PykvError, KeyError):
-    """No request has this id."""
 
 
 class OutOfBlocksError(PykvError, MemoryError):

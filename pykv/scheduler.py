@@ -181,7 +181,7 @@ class Scheduler:
         """
         return self._native.cached_tokens(as_token_array(tokens, "tokens"), as_bytes("scope", scope))
 
-    def found_tokens(self, request: int) -> int | None:
+    def num_cached_tokens(self, request: int) -> int | None:
         """Returns how many tokens of its prompt a live request found cached, as its summary will say.
 
         0 before its first step was applied; None where no live request has this number.
@@ -189,7 +189,7 @@ class Scheduler:
         Raises:
             InvalidRequestError: it is no request's number.
         """
-        return self._native.found_tokens(as_integer("request", request, 0, 2**64 - 1))
+        return self._native.num_cached_tokens(as_integer("request", request, 0, 2**64 - 1))
 
     def take_events(self) -> KvEvents:
         """Takes the events about cached blocks since the last call, oldest first; at most `max_kv_events` wait."""

@@ -16,7 +16,7 @@ from pykv.extras import needs_extra
 from pykv.field_checks import shown
 
 BACKEND_NAMES = ("torch", "cpu", "triton")
-_ALLOWED = "allowed are 'auto', " + ", ".join(map(repr, BACKEND_NAMES))
+_ALLOWED = ", ".join(map(repr, ("auto", *BACKEND_NAMES)))
 
 
 class Backend(Protocol):
@@ -105,7 +105,7 @@ def backend_for(
         MissingExtraError: what the backend is built on is not installed.
     """
     if not isinstance(name, str):
-        raise TypeError(f"{option} is {shown(name)}; {_ALLOWED}")
+        raise TypeError(f"{option} is {shown(name)}: allowed are {_ALLOWED}")
     return _load(name, device.type, dtype, option)
 
 
@@ -113,12 +113,12 @@ def backend_for(
 def _load(given: str, device_type: str, dtype: torch.dtype, option: str) -> LoadedBackend:
     name = _best(device_type, dtype) if given == "auto" else given
     if name not in BACKEND_NAMES:
-        raise ValueError(f"{option} is {shown(name)}; {_ALLOWED}")
+        raise ValueError(f"{option} is {shown(name)}: allowed are {_ALLOWED}")
     missing = _missing(name, device_type)
     if missing is not None:
         others = [other for other in BACKEND_NAMES if other != name and _missing(other, device_type) is None]
         allowed = ", ".join(map(repr, others)) or "none"
-        raise ValueError(f"{option} is {given!r}, but {missing}; allowed for {device_type!r}: {allowed}")
+        raise ValueError(f"{option} is {given!r}, but {missing}: allowed for {device_type!r} is {allowed}")
     if name != "torch" and dtype is torch.float64:
         raise TypeError(f"{option} is {given!r}, which does not serve {dtype}; 'torch' does")
     module = importlib.import_module(f"pykv.attention.{name}_backend")

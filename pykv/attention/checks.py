@@ -58,7 +58,7 @@ def check_activation(name: str, tensor: Tensor, device: torch.device) -> None:
     check_tensor(name, tensor, 3, None, device)
     if tensor.dtype not in ACTIVATION_DTYPES:
         allowed = ", ".join(str(dtype) for dtype in ACTIVATION_DTYPES)
-        raise TypeError(f"{name} has dtype {tensor.dtype}; allowed are {allowed}")
+        raise TypeError(f"{name} has dtype {tensor.dtype}: allowed are {allowed}")
     check_last_contiguous(name, tensor)
 
 
@@ -90,7 +90,7 @@ def check_moved(name: str, cache: Tensor) -> None:
     """Raises TypeError unless blocks of this type can be moved: numbers, or bytes that only their format reads."""
     device_of(name, cache)
     if cache.dtype not in MOVED_DTYPES:
-        raise TypeError(f"{name} has dtype {cache.dtype}; allowed are {', '.join(map(str, MOVED_DTYPES))}")
+        raise TypeError(f"{name} has dtype {cache.dtype}: allowed are {', '.join(map(str, MOVED_DTYPES))}")
 
 
 def widest_dtype(caches: Iterable[Tensor]) -> torch.dtype:

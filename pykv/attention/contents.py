@@ -52,7 +52,7 @@ def check_slots(slot_mapping: Tensor, num_slots: int) -> None:
     """Raises ValueError unless every slot is -1 or lies in the cache."""
     if slot_mapping.numel() and (int(slot_mapping.min()) < -1 or int(slot_mapping.max()) >= num_slots):
         low, high = int(slot_mapping.min()), int(slot_mapping.max())
-        raise ValueError(f"slot_mapping holds {low if low < -1 else high}; allowed are -1 to {num_slots - 1}")
+        raise ValueError(f"slot_mapping holds {low if low < -1 else high}: allowed are -1 to {num_slots - 1}")
 
 
 def check_pairs(pairs: Tensor, num_blocks: int) -> None:

@@ -27,7 +27,7 @@ def check_cache_dtype(key_cache: Tensor, query_dtype: torch.dtype) -> None:
     checks.device_of("key_cache", key_cache)
     if key_cache.dtype is not query_dtype and key_cache.dtype not in LARGEST:
         allowed = ", ".join(map(str, (query_dtype, *LARGEST)))
-        raise TypeError(f"key_cache has dtype {key_cache.dtype}; allowed are {allowed}")
+        raise TypeError(f"key_cache has dtype {key_cache.dtype}: allowed are {allowed}")
 
 
 def checked_scales(kv_scales: KvScales | None, key_cache: Tensor, name: str = "kv_scales") -> KvScales | None:
@@ -135,7 +135,7 @@ def dequantize(key_cache: Tensor, value_cache: Tensor, kv_scales: KvScales) -> t
     """
     device = checks.device_of("key_cache", key_cache)
     if key_cache.dtype not in LARGEST:
-        raise TypeError(f"key_cache has dtype {key_cache.dtype}; allowed are {', '.join(map(str, LARGEST))}")
+        raise TypeError(f"key_cache has dtype {key_cache.dtype}: allowed are {', '.join(map(str, LARGEST))}")
     checks.check_caches(key_cache, value_cache, device)
     scales = _given_scales(kv_scales, key_cache, "kv_scales")
     keys, values = key_cache.float(), value_cache.float()

@@ -356,7 +356,7 @@ class Engine:
         if params.n > self.config.max_num_seqs:
             refuse("n", params.n, f"at most max_num_seqs, which is {self.config.max_num_seqs}")
         if params.stop and self.tokenizer is None:
-            refuse("stop", params.stop, "nothing, as the engine has no tokenizer; stop_token_ids are allowed")
+            refuse("stop", params.stop, "() where the engine has no tokenizer: stop_token_ids needs none")
         optional(as_text, "request_id", request_id)
         token_ids = self.encode(prompt)
         return Request(

@@ -36,7 +36,7 @@ class EngineStats:
         peak_blocks_active: the most blocks that were ever active.
         peak_tokens_held: tokens in them at that moment; like the next three it is no maximum of its own, and can fall.
         peak_table_blocks, peak_table_tokens: both counted once a sequence, as if nothing had been shared.
-        peak_num_tables: those sequences; what is paused counts as long as it has its blocks.
+        peak_num_sequences: those sequences; what is paused counts as long as it has its blocks.
         peak_num_running: the most sequences that ever ran at once, whenever that was.
     """
 
@@ -70,7 +70,7 @@ class EngineStats:
     peak_tokens_held: int
     peak_table_blocks: int
     peak_table_tokens: int
-    peak_num_tables: int
+    peak_num_sequences: int
     peak_num_running: int
 
 
@@ -121,6 +121,6 @@ def engine_stats(
         peak_tokens_held=scheduler.peak_tokens_held,
         peak_table_blocks=scheduler.peak_table_blocks,
         peak_table_tokens=scheduler.peak_table_tokens,
-        peak_num_tables=scheduler.peak_num_tables,
+        peak_num_sequences=scheduler.peak_num_sequences,
         peak_num_running=scheduler.peak_num_running,
     )

@@ -358,7 +358,7 @@ class StepLoop:
 
     def _look_up_hit(self, request: Request) -> None:
         """Tells a request that goes on what it has found; one that has ended is told by its summary."""
-        request.num_cached_tokens = self._scheduler.found_tokens(request.id)
+        request.num_cached_tokens = self._scheduler.num_cached_tokens(request.id)
 
     def _retract(self, sequence: Sequence, row: int) -> None:
         """Takes back a token that does not count."""

@@ -37,13 +37,14 @@ class PackedLinear:
         bias: [out_features], or None.
         out_features: the size of the last dimension of the result.
         least_rows: fewer are computed with rows of zeros beside them, so that a row's result does not depend on how
-            many there are.
+            many there are, as long as torch has the number of threads that it had when the weight was packed: a
+            `torch.set_num_threads` after that ends the promise. None where no few rows give it.
     """
 
     weight: Tensor
     bias: Tensor | None
     out_features: int
-    least_rows: int = 1
+    least_rows: int | None = 1
 
     @classmethod
     def of(cls, weight: Tensor, bias: Tensor | None) -> PackedLinear:
@@ -56,7 +57,7 @@ class PackedLinear:
         if not input.numel():
             return input.new_empty((*input.shape[:-1], self.out_features))
         num_rows = input.numel() // input.shape[-1]
-        if num_rows >= self.least_rows:
+        if self.least_rows is None or num_rows >= self.least_rows:
             return _product(input, self.weight, self.bias)
         rows = nn.functional.pad(input.reshape(num_rows, -1), (0, 0, 0, self.least_rows - num_rows))
         result = _product(rows, self.weight, self.bias)[:num_rows]
@@ -87,8 +88,8 @@ def _product(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 @cache
-def _least_rows(out_features: int, in_features: int, dtype: torch.dtype, num_threads: int) -> int:
-    """From how many rows on a row's result is the same whatever their number; 1 where that takes too many.
+def _least_rows(out_features: int, in_features: int, dtype: torch.dtype, num_threads: int) -> int | None:
+    """From how many rows on a row's result is the same whatever their number; None where that takes too many.
 
     The order of a sum depends on shapes, type and threads alone, so it is seen in a product of this shape whose exact
     result is 0: what is left is rounding, and differs wherever the order does.
@@ -106,7 +107,7 @@ def _least_rows(out_features: int, in_features: int, dtype: torch.dtype, num_thr
         rows for rows, result in results.items() if not torch.equal(result, expected.expand_as(result))
     ]
     least = max(differing, default=0) + 1
-    return least if least <= 1 + MOST_ADDED_ROWS else 1
+    return least if least <= 1 + MOST_ADDED_ROWS else None
 
 
 def can_pack(layer: nn.Module) -> bool:

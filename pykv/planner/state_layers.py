@@ -124,7 +124,7 @@ def _state_bytes(config: Mapping[str, Any]) -> int:
     dtype = fields.text("mamba_ssm_dtype") or fields.text("mamba_ssm_cache_dtype") or "float32"
     if dtype not in RECURRENT_BYTES:
         raise UnsupportedModelError(
-            f"check 'state layers': mamba_ssm_dtype is {shown(dtype)}; known are {', '.join(RECURRENT_BYTES)}"
+            f"check 'state layers': mamba_ssm_dtype is {shown(dtype)}: allowed are {', '.join(RECURRENT_BYTES)}"
         )
     return recurrent * RECURRENT_BYTES[dtype] + conv * CONV_BYTES
 

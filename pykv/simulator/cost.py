@@ -188,7 +188,7 @@ def _check_parts(values: object) -> None:
     known = {field.name for field in fields(CostModel)}
     if not isinstance(values, dict) or (unknown := sorted(set(values) - known)):
         found = unknown if isinstance(values, dict) else values
-        raise ConfigError(f"cost model: {found} is unknown; known are {', '.join(sorted(known))}")
+        raise ConfigError(f"cost model: {found} is unknown: allowed are {', '.join(sorted(known))}")
 
 
 def _parts(text: str) -> dict[str, str]:
@@ -219,7 +219,7 @@ def _roofline(
         )
     if unknown := sorted(set(parts) - {*_BY_HAND, *_OF_DEVICE}):
         known = ", ".join(sorted({"model", "weights_dtype", *_BY_HAND, *_OF_DEVICE}))
-        raise ConfigError(f"cost model: {unknown} is unknown; known are {known}")
+        raise ConfigError(f"cost model: {unknown} is unknown: allowed are {known}")
     values = {name: _positive(name, value) for name, value in parts.items()}
     device = Device.of(gpu, values)
     chosen = named or model

@@ -16,7 +16,6 @@ from pykv.errors import (
     OutOfBlocksError,
     PykvError,
     QueueFullError,
-    UnknownRequestError,
 )
 from pykv.service.errors import (
     ClientTooSlowError,
@@ -47,7 +46,6 @@ __all__ = [
 STATUSES: tuple[tuple[type[BaseException], Status], ...] = (
     (InvalidRequestError, Status.INVALID_ARGUMENT),
     (DuplicateRequestError, Status.ALREADY_EXISTS),
-    (UnknownRequestError, Status.NOT_FOUND),
     (QueueFullError, Status.RESOURCE_EXHAUSTED),
     (OutOfBlocksError, Status.RESOURCE_EXHAUSTED),
     (ClientTooSlowError, Status.RESOURCE_EXHAUSTED),

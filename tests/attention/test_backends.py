@@ -13,7 +13,9 @@ triton = pytest.importorskip("triton")
 
 @pytest.mark.skipif(triton.knobs.runtime.interpret, reason="Triton's interpreter serves the CPU")
 def test_a_backend_that_the_machine_cannot_run_is_refused():
-    message = r"backend is 'triton', but the Triton kernels run on GPUs .*; allowed for 'cpu': 'torch', 'cpu'"
+    message = (
+        r"backend is 'triton', but the Triton kernels run on GPUs .*: allowed for 'cpu' is 'torch', 'cpu'"
+    )
     cache, rows = torch.zeros(5, 2, 4, 8), torch.zeros(1, 2, 8)
     with pytest.raises(ValueError, match=message):
         write_kv(rows, rows, cache, cache.clone(), torch.tensor([1]), backend="triton")
@@ -23,10 +25,10 @@ def test_a_backend_that_the_machine_cannot_run_is_refused():
 
 
 def test_what_is_not_on_the_cpu_is_no_cpu_backends():
-    message = r"attention_backend is 'cpu', but the CPU kernels .*; allowed for 'mps': 'torch'"
+    message = r"attention_backend is 'cpu', but the CPU kernels .*: allowed for 'mps' is 'torch'"
     with pytest.raises(ValueError, match=message):
         backend_for("cpu", torch.device("mps"), torch.float32, option="attention_backend")
-    with pytest.raises(ValueError, match=r"backend is 'auto', but tensors on 'meta' hold nothing; .*: none"):
+    with pytest.raises(ValueError, match=r"backend is 'auto', but tensors on 'meta' hold nothing: .*is none"):
         backend_for("auto", torch.device("meta"), torch.float32)
 
 
@@ -38,6 +40,8 @@ def test_a_gpu_without_its_driver_is_no_triton_backends(monkeypatch):
 
     monkeypatch.setattr(triton.runtime, "driver", Nothing())
     monkeypatch.setattr(triton.knobs.runtime, "interpret", False)
-    message = r"backend is 'triton', but Triton cannot use the GPU: 0 active .*; allowed for 'cuda': 'torch'"
+    message = (
+        r"backend is 'triton', but Triton cannot use the GPU: 0 active .*: allowed for 'cuda' is 'torch'"
+    )
     with pytest.raises(ValueError, match=message):
         backend_for("triton", torch.device("cuda"), torch.float16)

@@ -56,7 +56,7 @@ WRONG_VALUES = [
     ("softcap", 0.0, "softcap is 0.0"),
     ("log_sum_exp", torch.zeros(3, 2), "log_sum_exp has shape"),
     ("kv_scales", (1.0, 1.0), r"kv_scales is \(1.0, 1.0\); it must be None for a cache of torch.float32"),
-    ("backend", "magic", "backend is 'magic'; allowed are 'auto', 'torch', 'cpu', 'triton'"),
+    ("backend", "magic", "backend is 'magic': allowed are 'auto', 'torch', 'cpu', 'triton'"),
 ]
 
 

@@ -75,7 +75,7 @@ def test_a_slot_outside_the_cache_is_refused_before_anything_is_written(backend,
     key_cache, value_cache = caches()
     before = key_cache.clone()
     slots = torch.tensor([1, slot])
-    with pytest.raises(ValueError, match=rf"slot_mapping.* {slot}; allowed are -1 to 23"):
+    with pytest.raises(ValueError, match=rf"slot_mapping.* {slot}: allowed are -1 to 23"):
         write_kv(torch.ones(2, 3, 5), torch.ones(2, 3, 8), key_cache, value_cache, slots, backend=backend)
     assert key_cache.equal(before)
 

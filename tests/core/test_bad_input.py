@@ -126,7 +126,7 @@ def calls(world: World, folder: Path) -> Iterator[Call]:
     )
     yield Call(steps.unpin, {"pin": world.pin})
     yield Call(steps.set_cache_share, {"tenant": b"t", "share": 0.5}, {"tenant": {"bytes"}})
-    yield Call(steps.found_tokens, {"request": 99})
+    yield Call(steps.num_cached_tokens, {"request": 99})
     yield Call(steps.abort, {"request": 99})
     yield Call(steps.pause, {"request": 99})
     yield Call(steps.resume, {"request": 99})

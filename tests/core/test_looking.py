@@ -15,7 +15,7 @@ QUESTIONS: dict[str, Callable[[Scheduler], object]] = {
     "stats": lambda scheduler: scheduler.stats(),
     "check": lambda scheduler: scheduler.check(),
     "cached_tokens": lambda scheduler: scheduler.cached_tokens([1, 2, 3]),
-    "found_tokens": lambda scheduler: scheduler.found_tokens(0),
+    "num_cached_tokens": lambda scheduler: scheduler.num_cached_tokens(0),
 }
 
 
@@ -67,8 +67,8 @@ def test_what_a_request_has_found_is_told_while_it_lives() -> None:
     for _ in range(2):
         request, told = scheduler.submit(range(9), max_tokens=2), []
         while (plan := scheduler.plan(buffers)) is not None:
-            told.append(scheduler.found_tokens(request))
+            told.append(scheduler.num_cached_tokens(request))
             ended = scheduler.apply(plan, np.array([3]), np.array([OUTCOME_OK], np.uint8))
-        told.append(scheduler.found_tokens(request))
+        told.append(scheduler.num_cached_tokens(request))
     assert told == [0, 8, None]
     assert [summary.cached_tokens for summary in ended] == [8]

@@ -336,7 +336,7 @@ def test_an_attention_backend_that_the_machine_cannot_run_is_refused():
         pytest.skip("Triton's interpreter serves the CPU")
     config = EngineConfig(device="cpu", attention_backend="triton", num_blocks=8)
     with pytest.raises(
-        ConfigError, match=r"attention_backend is 'triton', but .*; allowed for 'cpu': 'torch', 'cpu'"
+        ConfigError, match=r"attention_backend is 'triton', but .*: allowed for 'cpu' is 'torch', 'cpu'"
     ):
         Engine("bundled", config=config)
 

@@ -107,7 +107,7 @@ def test_results_are_drawn(tmp_path, name):
     ("arguments", "message"),
     [
         (["--formats", "bf16,int3"], "kv_dtype is 'int3'"),
-        (["--attention-backend", "magic"], "attention_backend is 'magic'; allowed are 'auto', 'torch', "),
+        (["--attention-backend", "magic"], "attention_backend is 'magic': allowed are 'auto', 'torch', "),
         (["--text", "/nowhere/text"], "--text is '/nowhere/text', which cannot be read"),
     ],
 )

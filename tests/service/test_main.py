@@ -177,7 +177,7 @@ def test_an_attention_backend_that_the_machine_cannot_run_ends_with_code_2(capfd
     assert out == ""
     last = error.splitlines()[-1]
     assert last.startswith("pykv-serve: attention_backend is 'triton', but ")
-    assert last.endswith("allowed for 'cpu': 'torch', 'cpu'")
+    assert last.endswith("allowed for 'cpu' is 'torch', 'cpu'")
 
 
 def test_a_port_in_use_ends_with_code_2_and_one_line_before_the_model_is_read(refused):

@@ -6,7 +6,7 @@ from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 
 import pykv.errors
-from pykv.errors import CapacityError, InvalidRequestError, PykvError, UnknownRequestError
+from pykv.errors import CapacityError, InvalidRequestError, PykvError
 from pykv.service import errors as service_errors
 from pykv.service.status import error_metadata, innermost, is_unexpected, message_of, status_of
 
@@ -45,7 +45,6 @@ def test_a_status_of_its_own_is_kept():
 def test_texts_are_short_and_printable():
     assert message_of(PykvError("a\nb\x00c\ud800é")) == "a?b?c?é"
     assert len(message_of(PykvError("x" * 10_000))) == 300
-    assert message_of(UnknownRequestError("no request 'x'")) == "no request 'x'"
     assert message_of(PykvError()) == "PykvError"
 
 

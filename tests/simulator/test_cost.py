@@ -137,7 +137,7 @@ def test_what_a_device_does_stands_in_one_table() -> None:
         ("nothing", "cost is 'nothing'"),
         ("constant:x", "constant is 'x'"),
         ("constant:-1", "fixed is -1.0: allowed is a number from 0 to 3600"),
-        ("linear:speed=3", r"\['speed'\] is unknown; known are expert_share, experts, fixed"),
+        ("linear:speed=3", r"\['speed'\] is unknown: allowed are expert_share, experts, fixed"),
         ("roofline:abacus", "gpu is 'abacus', which is not known"),
         ("roofline:h100", "without parameters and kv_bytes: allowed is model=NAME, or both"),
         ("roofline:h100,parameters=8e9", "without kv_bytes: allowed is model=NAME"),

@@ -60,7 +60,7 @@ class Peak:
             tokens=int(stats["peak_tokens_held"]),
             table_blocks=int(stats["peak_table_blocks"]),
             table_tokens=int(stats["peak_table_tokens"]),
-            sequences=int(stats["peak_num_tables"]),
+            sequences=int(stats["peak_num_sequences"]),
         )
 
 

@@ -58,7 +58,7 @@ pub enum Error {
         num_blocks: usize,
     },
     /// A slot lies outside the cache.
-    #[error("slot_mapping[{index}] is {value}; allowed are -1 to {last}")]
+    #[error("slot_mapping[{index}] is {value}: allowed are -1 to {last}")]
     Slot {
         /// Which token.
         index: usize,

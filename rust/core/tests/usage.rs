@@ -139,7 +139,7 @@ fn who_waits_runs_or_is_paused_counts_each_of_its_samples() {
     engine.step();
     engine.step();
     assert_eq!(counts(&mut engine), (0, 3, 0));
-    assert_eq!(engine.scheduler.stats().peak.sequences, 3);
+    assert_eq!(engine.scheduler.stats().peak.num_sequences, 3);
 }
 
 #[test]
@@ -151,12 +151,12 @@ fn a_peak_of_sequences_never_falls_and_the_fullest_moment_is_one_moment() {
     }
     engine.run();
     let stats = engine.scheduler.stats();
-    assert_eq!((stats.peak_num_running, stats.peak.sequences, stats.peak.active_blocks), (8, 8, 8));
+    assert_eq!((stats.peak_num_running, stats.peak.num_sequences, stats.peak.active_blocks), (8, 8, 8));
     let prompt: Vec<_> = (0..100).map(|place| place % 50).collect();
     engine.submit(&prompt, 1, 1);
     engine.run();
     let stats = engine.scheduler.stats();
-    assert_eq!((stats.peak_num_running, stats.peak.sequences), (8, 1));
+    assert_eq!((stats.peak_num_running, stats.peak.num_sequences), (8, 1));
     assert!(stats.peak.active_blocks > 8 && stats.peak.unshared_tokens > 8);
 }
 

@@ -186,7 +186,7 @@ fn instruction_set(name: &str) -> PyResult<InstructionSet> {
     ];
     all.into_iter().find(|set| set.name() == name).ok_or_else(|| {
         let names = all.map(InstructionSet::name).join(", ");
-        PyValueError::new_err(format!("instructions is {name:?}; allowed are {names}"))
+        PyValueError::new_err(format!("instructions is {name:?}: allowed are {names}"))
     })
 }
 

@@ -90,7 +90,7 @@ pub(crate) struct SchedulerStats {
     peak_tokens_held: usize,
     peak_table_blocks: usize,
     peak_table_tokens: usize,
-    peak_num_tables: usize,
+    peak_num_sequences: usize,
     peak_num_running: usize,
 }
 
@@ -182,7 +182,7 @@ impl SchedulerStats {
             peak_tokens_held: stats.peak.held_tokens,
             peak_table_blocks: stats.peak.unshared_blocks,
             peak_table_tokens: stats.peak.unshared_tokens,
-            peak_num_tables: stats.peak.sequences,
+            peak_num_sequences: stats.peak.num_sequences,
             peak_num_running: stats.peak_num_running,
         }
     }

@@ -117,8 +117,8 @@ impl Scheduler {
         })
     }
 
-    fn found_tokens(&self, py: Python<'_>, request: u64) -> PyResult<Option<usize>> {
-        self.inner.call(py, |inner| Ok(inner.core.scheduler().found_tokens(RequestId::new(request))))
+    fn num_cached_tokens(&self, py: Python<'_>, request: u64) -> PyResult<Option<usize>> {
+        self.inner.call(py, |inner| Ok(inner.core.scheduler().num_cached_tokens(RequestId::new(request))))
     }
 
     fn take_events<'py>(&self, py: Python<'py>) -> PyResult<KvEvents<'py>> {

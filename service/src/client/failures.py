@@ -18,7 +18,6 @@ from pykv.errors import (
     PoisonedError,
     PykvError,
     QueueFullError,
-    UnknownRequestError,
 )
 from pykv.service.status import ERROR_KEY, FIELD_KEY, RETRY_KEY
 
@@ -35,7 +34,6 @@ RAISED_AGAIN: Mapping[str, type[PykvError]] = {
         OutOfBlocksError,
         PoisonedError,
         QueueFullError,
-        UnknownRequestError,
     )
 }
 

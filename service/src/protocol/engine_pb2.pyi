@@ -302,7 +302,7 @@ class GetStatsRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetStatsResponse(_message.Message):
-    __slots__ = ("num_waiting", "num_running", "num_paused", "num_pauses", "num_live_requests", "blocks_total", "blocks_free", "blocks_cached", "blocks_active", "slots_allocated", "tokens_held", "num_steps", "num_requests", "num_prompt_tokens", "num_output_tokens", "num_finished_stop", "num_finished_length", "num_finished_abort", "num_finished_error", "prefix_queried_tokens", "prefix_hit_tokens", "preemptions", "recomputed_tokens", "evictions", "peak_blocks_active", "peak_tokens_held", "peak_table_blocks", "peak_table_tokens", "peak_num_tables", "peak_num_running", "swapped_out_blocks", "swapped_in_blocks", "host_blocks_total", "host_blocks_free", "kv_bytes_per_token", "num_new_tokens", "time_to_first_token", "inter_token", "queue_time", "stalls_recompute", "stalls_swap")
+    __slots__ = ("num_waiting", "num_running", "num_paused", "num_pauses", "num_live_requests", "blocks_total", "blocks_free", "blocks_cached", "blocks_active", "slots_allocated", "tokens_held", "num_steps", "num_requests", "num_prompt_tokens", "num_output_tokens", "num_finished_stop", "num_finished_length", "num_finished_abort", "num_finished_error", "prefix_queried_tokens", "prefix_hit_tokens", "preemptions", "recomputed_tokens", "evictions", "peak_blocks_active", "peak_tokens_held", "peak_table_blocks", "peak_table_tokens", "peak_num_sequences", "peak_num_running", "swapped_out_blocks", "swapped_in_blocks", "host_blocks_total", "host_blocks_free", "kv_bytes_per_token", "num_new_tokens", "time_to_first_token", "inter_token", "queue_time", "stalls_recompute", "stalls_swap")
     NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
     NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
     NUM_PAUSED_FIELD_NUMBER: _ClassVar[int]
@@ -331,7 +331,7 @@ class GetStatsResponse(_message.Message):
     PEAK_TOKENS_HELD_FIELD_NUMBER: _ClassVar[int]
     PEAK_TABLE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     PEAK_TABLE_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    PEAK_NUM_TABLES_FIELD_NUMBER: _ClassVar[int]
+    PEAK_NUM_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     PEAK_NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
     SWAPPED_OUT_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     SWAPPED_IN_BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -372,7 +372,7 @@ class GetStatsResponse(_message.Message):
     peak_tokens_held: int
     peak_table_blocks: int
     peak_table_tokens: int
-    peak_num_tables: int
+    peak_num_sequences: int
     peak_num_running: int
     swapped_out_blocks: int
     swapped_in_blocks: int
@@ -385,7 +385,7 @@ class GetStatsResponse(_message.Message):
     queue_time: Histogram
     stalls_recompute: Histogram
     stalls_swap: Histogram
-    def __init__(self, num_waiting: _Optional[int] = ..., num_running: _Optional[int] = ..., num_paused: _Optional[int] = ..., num_pauses: _Optional[int] = ..., num_live_requests: _Optional[int] = ..., blocks_total: _Optional[int] = ..., blocks_free: _Optional[int] = ..., blocks_cached: _Optional[int] = ..., blocks_active: _Optional[int] = ..., slots_allocated: _Optional[int] = ..., tokens_held: _Optional[int] = ..., num_steps: _Optional[int] = ..., num_requests: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ..., num_output_tokens: _Optional[int] = ..., num_finished_stop: _Optional[int] = ..., num_finished_length: _Optional[int] = ..., num_finished_abort: _Optional[int] = ..., num_finished_error: _Optional[int] = ..., prefix_queried_tokens: _Optional[int] = ..., prefix_hit_tokens: _Optional[int] = ..., preemptions: _Optional[int] = ..., recomputed_tokens: _Optional[int] = ..., evictions: _Optional[int] = ..., peak_blocks_active: _Optional[int] = ..., peak_tokens_held: _Optional[int] = ..., peak_table_blocks: _Optional[int] = ..., peak_table_tokens: _Optional[int] = ..., peak_num_tables: _Optional[int] = ..., peak_num_running: _Optional[int] = ..., swapped_out_blocks: _Optional[int] = ..., swapped_in_blocks: _Optional[int] = ..., host_blocks_total: _Optional[int] = ..., host_blocks_free: _Optional[int] = ..., kv_bytes_per_token: _Optional[int] = ..., num_new_tokens: _Optional[int] = ..., time_to_first_token: _Optional[_Union[Histogram, _Mapping[str, object]]] = ..., inter_token: _Optional[_Union[Histogram, _Mapping[str, object]]] = ..., queue_time: _Optional[_Union[Histogram, _Mapping[str, object]]] = ..., stalls_recompute: _Optional[_Union[Histogram, _Mapping[str, object]]] = ..., stalls_swap: _Optional[_Union[Histogram, _Mapping[str, object]]] = ...) -> None: ...
+    def __init__(self, num_waiting: _Optional[int] = ..., num_running: _Optional[int] = ..., num_paused: _Optional[int] = ..., num_pauses: _Optional[int] = ..., num_live_requests: _Optional[int] = ..., blocks_total: _Optional[int] = ..., blocks_free: _Optional[int] = ..., blocks_cached: _Optional[int] = ..., blocks_active: _Optional[int] = ..., slots_allocated: _Optional[int] = ..., tokens_held: _Optional[int] = ..., num_steps: _Optional[int] = ..., num_requests: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ..., num_output_tokens: _Optional[int] = ..., num_finished_stop: _Optional[int] = ..., num_finished_length: _Optional[int] = ..., num_finished_abort: _Optional[int] = ..., num_finished_error: _Optional[int] = ..., prefix_queried_tokens: _Optional[int] = ..., prefix_hit_tokens: _Optional[int] = ..., preemptions: _Optional[int] = ..., recomputed_tokens: _Optional[int] = ..., evictions: _Optional[int] = ..., peak_blocks_active: _Optional[int] = ..., peak_tokens_held: _Optional[int] = ..., peak_table_blocks: _Optional[int] = ..., peak_table_tokens: _Optional[int] = ..., peak_num_sequences: _Optional[int] = ..., peak_num_running: _Optional[int] = ..., swapped_out_blocks: _Optional[int] = ..., swapped_in_blocks: _Optional[int] = ..., host_blocks_total: _Optional[int] = ..., host_blocks_free: _Optional[int] = ..., kv_bytes_per_token: _Optional[int] = ..., num_new_tokens: _Optional[int] = ..., time_to_first_token: _Optional[_Union[Histogram, _Mapping[str, object]]] = ..., inter_token: _Optional[_Union[Histogram, _Mapping[str, object]]] = ..., queue_time: _Optional[_Union[Histogram, _Mapping[str, object]]] = ..., stalls_recompute: _Optional[_Union[Histogram, _Mapping[str, object]]] = ..., stalls_swap: _Optional[_Union[Histogram, _Mapping[str, object]]] = ...) -> None: ...
 
 class Histogram(_message.Message):
     __slots__ = ("bounds", "counts", "total")

@@ -53,7 +53,7 @@ def test_peak_is_read_by_the_schedulers_names() -> None:
         "peak_tokens_held": 140,
         "peak_table_blocks": 25,
         "peak_table_tokens": 380,
-        "peak_num_tables": 2,
+        "peak_num_sequences": 2,
         "peak_num_running": 3,
         "blocks_total": 99,
     }

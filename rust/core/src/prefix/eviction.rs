@@ -3,8 +3,8 @@
 //! A policy sorts idle blocks into lanes by how often hits have found them; what waits in a lower lane goes first, and
 //! within a lane what was used least recently. A hit finds a run of blocks from the first on, so a block was found at
 //! least as often as those that follow it. A policy that gives no lower lane for more hits therefore never lets a block
-//! go before one that hangs below it: whatever the policy, eviction takes leaves, in constant time. `docs/new-policy.md`
-//! shows how to add one.
+//! go before one that hangs below it: whatever the policy, eviction takes leaves. `docs/new-policy.md` shows how to add
+//! one.
 
 mod lru;
 mod segmented_lru;
@@ -25,11 +25,11 @@ pub trait EvictionPolicy: Debug + Send + Sync {
     fn name(&self) -> &'static str;
 
     /// The lane, below [`MAX_LANES`], of a block that hits have found so often since it was computed (255: or more often).
-    /// More hits never give a lower lane.
+    /// No hit gives lane 0, and more hits never give a lower lane.
     fn lane(&self, hits: u8) -> usize;
 
     /// Whether the oldest block of a lane above 0 moves to the young end of the lane below, given the lane's blocks and
-    /// those of the pool.
+    /// those of the pool. Never asked of lane 0.
     fn is_overfull(&self, _lane: usize, _lane_blocks: usize, _pool_blocks: usize) -> bool {
         false
     }
@@ -49,16 +49,22 @@ pub fn eviction_policy(name: &str) -> Result<&'static dyn EvictionPolicy> {
     })
 }
 
-/// Whether more hits never give a lower lane: what keeps leaves first.
+/// Whether a policy may move blocks, so that the order in its lanes is not that of last uses: it has lanes above 0.
+pub(super) fn may_move_blocks(policy: &dyn EvictionPolicy) -> bool {
+    policy.lane(u8::MAX) > 0
+}
+
+/// Whether lanes begin with 0 and more hits never give a lower one: what keeps leaves first.
 ///
 /// # Errors
 /// [`Error::InvalidConfig`] with the lanes that a policy must not give.
 pub fn check_policy(policy: &dyn EvictionPolicy) -> Result<()> {
     let lanes: Vec<usize> = (0..=u8::MAX).map(|hits| policy.lane(hits)).collect();
-    if lanes.is_sorted() && lanes.iter().all(|&lane| lane < MAX_LANES) {
+    if lanes[0] == 0 && lanes.is_sorted() && lanes.iter().all(|&lane| lane < MAX_LANES) {
         return Ok(());
     }
-    let allowed = format!("a policy whose lanes are below {MAX_LANES} and do not fall with more hits");
+    let allowed =
+        format!("a policy whose lanes begin with 0, are below {MAX_LANES} and do not fall with more hits");
     Err(Error::config("eviction", policy.name(), allowed))
 }
 
@@ -77,20 +83,29 @@ mod tests {
     }
 
     #[derive(Debug)]
-    struct Falling;
+    struct Wrong(fn(u8) -> usize);
 
-    impl EvictionPolicy for Falling {
+    impl EvictionPolicy for Wrong {
         fn name(&self) -> &'static str {
-            "falling"
+            "wrong"
         }
 
         fn lane(&self, hits: u8) -> usize {
-            usize::from(hits == 3)
+            self.0(hits)
         }
     }
 
     #[test]
-    fn a_policy_that_would_evict_a_parent_before_its_child_is_refused() {
-        assert!(check_policy(&Falling).unwrap_err().to_string().starts_with("eviction is falling"));
+    fn a_policy_whose_lanes_fall_or_begin_above_0_or_are_too_many_is_refused() {
+        let falling = Wrong(|hits| usize::from(hits == 3));
+        for policy in [falling, Wrong(|_| 1), Wrong(|hits| usize::from(hits / 50))] {
+            assert!(check_policy(&policy).unwrap_err().to_string().starts_with("eviction is wrong"));
+        }
+    }
+
+    #[test]
+    fn only_a_policy_with_lanes_above_0_may_move_blocks() {
+        assert_eq!(POLICIES.map(may_move_blocks), [false, true]);
+        assert!(may_move_blocks(&Wrong(|hits| usize::from(hits == 255))));
     }
 }

@@ -4,7 +4,8 @@
 //! holds all blocks; where tenants have shares of the cache, each has a further set with its own.
 //!
 //! A lane keeps the blocks of each *use* in a list of their own, so that a block that comes from another lane finds its
-//! place by when it was used. All operations take constant time, but for finding one of a lane's uses.
+//! place by when it was used. Finding a use, or the oldest, takes time logarithmic in the uses of the lane; all else takes
+//! constant time.
 
 use std::collections::BTreeMap;
 

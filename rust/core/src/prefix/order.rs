@@ -6,10 +6,10 @@
 //! 3. Then the lowest retention priority, then the policy's lowest lane, then what was used least recently.
 //!
 //! Each of these facts holds for a block at least as much as for those that hang below it, so that what goes next is
-//! always a leaf. A block that comes to stand elsewhere while it is idle keeps the time of its last use; under a policy of
-//! several lanes, which move blocks themselves, it counts as used then.
+//! always a leaf. A block that comes to stand elsewhere while it is idle keeps the time of its last use; under a policy that
+//! may move blocks itself it counts as used then.
 
-use super::eviction::{EvictionPolicy, MAX_LANES};
+use super::eviction::{EvictionPolicy, MAX_LANES, may_move_blocks};
 use super::lanes::{LANES, Lanes};
 use crate::units::BlockId;
 
@@ -60,7 +60,7 @@ pub(crate) struct EvictionOrder {
     policy: &'static dyn EvictionPolicy,
     pool_blocks: usize,
     shares: Option<Box<Shares>>,
-    /// Whether a lane's order is that of last uses: the policy moves nothing.
+    /// Whether a lane's order is that of last uses: the policy moves no block.
     keeps_uses: bool,
     /// The number of the use at hand.
     used: u64,
@@ -70,7 +70,7 @@ impl EvictionOrder {
     pub(crate) fn new(num_blocks: usize, policy: &'static dyn EvictionPolicy) -> Self {
         let mut lanes = Lanes::new(num_blocks);
         lanes.add_set();
-        let keeps_uses = policy.lane(u8::MAX) == policy.lane(0);
+        let keeps_uses = !may_move_blocks(policy);
         Self { lanes, policy, pool_blocks: num_blocks - 1, shares: None, keeps_uses, used: 0 }
     }
 

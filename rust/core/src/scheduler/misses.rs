@@ -205,6 +205,8 @@ mod tests {
     }
 
     proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
         #[test]
         fn what_is_in_flight_is_what_a_comparison_with_all_prompts_finds(actions in actions()) {
             let config = SchedulerConfig {

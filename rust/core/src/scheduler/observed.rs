@@ -15,7 +15,7 @@ impl Scheduler {
 
     /// How many tokens of its prompt a live request found cached, as its summary will say: 0 before its first step was
     /// applied. None if it has ended.
-    pub fn found_tokens(&self, request: RequestId) -> Option<usize> {
+    pub fn num_cached_tokens(&self, request: RequestId) -> Option<usize> {
         self.requests.get(&request).map(|entry| entry.summary.cached_tokens)
     }
 

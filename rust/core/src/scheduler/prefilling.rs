@@ -130,6 +130,8 @@ mod tests {
     }
 
     proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
         #[test]
         fn the_longest_common_run_is_found_wherever_prompts_come_and_go(
             prompts in vec(vec(0u8..2, 0..9), 1..24),

@@ -38,7 +38,7 @@ pub struct Peak {
     /// Tokens of the same sequences, a shared one counted for each.
     pub unshared_tokens: usize,
     /// The same sequences: those that ran or were paused with their blocks, the samples that were not forked off yet included.
-    pub sequences: usize,
+    pub num_sequences: usize,
 }
 
 /// One moment.
@@ -167,7 +167,7 @@ impl Scheduler {
             held_tokens: active_blocks * self.block_size.tokens() - empty,
             unshared_blocks,
             unshared_tokens,
-            sequences: self.num_placed(),
+            num_sequences: self.num_placed(),
         };
     }
 

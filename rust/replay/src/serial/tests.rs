@@ -77,6 +77,8 @@ fn small(prompts: &[Vec<BlockNumber>]) -> Trace {
 }
 
 proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
     #[test]
     fn the_optimum_is_what_trying_all_choices_finds(prompts in prompts(), capacity in 1..7_usize) {
         let trace = small(&prompts);

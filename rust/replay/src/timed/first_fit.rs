@@ -71,6 +71,8 @@ mod tests {
     }
 
     proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
         #[test]
         fn it_gives_out_what_a_row_of_slots_would(operations in prop::collection::vec((0..3_u8, 1..9_usize), 1..60)) {
             let mut memory = FirstFit::new(32);
