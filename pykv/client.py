@@ -346,7 +346,8 @@ def tls_context(
             context.load_cert_chain(certificate, key)
     except OSError as error:  # ssl.SSLError is one
         reason = getattr(error, "reason", None) or error.strerror
-        raise ConfigError(f"the TLS files cannot be used: {reason}: allowed are PEM files") from error
+        allowed = "PEM files, the private key in its own or in the certificate's"
+        raise ConfigError(f"the TLS files cannot be used: {reason}: allowed are {allowed}") from error
     context.set_alpn_protocols(["h2"])
     return context
 

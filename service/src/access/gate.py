@@ -9,6 +9,7 @@ from grpclib.server import Stream
 from pykv.service.access.account import Account
 from pykv.service.access.tenant import ANYONE, Tenant
 from pykv.service.errors import ForbiddenError, UnauthenticatedError
+from pykv.service.files import shown
 from pykv.service.transport.sharing import share_as
 
 __all__ = ["Gate"]
@@ -71,9 +72,12 @@ class Gate:
         authorization = None if stream.metadata is None else stream.metadata.get("authorization")
         if authorization is not None:
             return self._bearer(authorization)
-        for name in _certified_names(stream.peer.cert()):
+        names = list(_certified_names(stream.peer.cert()))
+        for name in names:
             if name in self._by_certificate:
                 return self._by_certificate[name]
+        if names:
+            raise UnauthenticatedError(f"no tenant has a name of the client certificate: {shown(names)}")
         raise UnauthenticatedError(
             "the call has no credential: allowed is a bearer token, a client certificate"
         )
