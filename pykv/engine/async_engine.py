@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import Callable, Mapping, Sequence, Sized
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
 from typing import Any, Self
+
+import numpy as np
 
 from pykv.engine.cache_use import NO_RETENTION, CacheUse
 from pykv.engine.config import MOST_PENDING_TOKENS
@@ -351,4 +353,6 @@ def _num_characters(prompt: object) -> int:
 
 def _amount(prompt: object) -> int:
     """How much there is to encode or to check: characters or token ids."""
-    return len(prompt) if isinstance(prompt, Sized) else 0
+    if isinstance(prompt, np.ndarray):
+        return prompt.size
+    return len(prompt) if isinstance(prompt, Sequence) else 0
