@@ -41,7 +41,7 @@ class Terminal:
         self.master, slave = pty.openpty()
         self.resize(columns, lines)
         environment = {
-            name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "COLUMNS")
+            name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "COLUMNS", "LINES")
         }
         self.process = subprocess.Popen(
             [sys.executable, "-c", PROGRAM, *arguments],
