@@ -1,10 +1,11 @@
 """The program `pykv-serve`."""
 
+import gc
 import logging
 import os
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 
 import anyio
@@ -17,6 +18,7 @@ from pykv.service.loading import load_model
 from pykv.service.logs import configure_logs
 from pykv.service.options import ServeOptions, read_options
 from pykv.service.reload import RELOAD_THREAD
+from pykv.service.served import ServedModel
 from pykv.service.status import innermost
 
 __all__ = ["main"]
@@ -62,7 +64,7 @@ def _serve(options: ServeOptions, load: Loader) -> int:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
     async def run() -> None:
-        await Daemon(options, load).run()
+        await Daemon(options, _settling(load)).run()
 
     try:
         anyio.run(run, backend_options={"use_uvloop": find_spec("uvloop") is not None})
@@ -72,6 +74,19 @@ def _serve(options: ServeOptions, load: Loader) -> int:
             return _refuse(cause)
         raise
     return 0
+
+
+def _settling(load: Loader) -> Loader:
+    """Has the collector of garbage pass over what is there once the model is: going through it stops all streams for
+    a quarter of a second, torch and transformers alone."""
+
+    def load_and_settle(options: ServeOptions, tell: Callable[[str], None]) -> ServedModel:
+        served = load(options, tell)
+        gc.collect()
+        gc.freeze()
+        return served
+
+    return load_and_settle
 
 
 def _end_now(code: int) -> None:

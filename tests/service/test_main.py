@@ -208,6 +208,26 @@ def test_a_bug_is_raised(load_stub, logging_as_it_was):
     assert isinstance(innermost(raised.value), ZeroDivisionError)
 
 
+def test_collections_of_garbage_pass_over_what_the_model_brought():
+    """Else each goes through all of torch's and transformers' objects and stops every stream meanwhile."""
+    program = (
+        "import gc, sys; from stub_engine import load; from pykv.service.main import main;"
+        "loaded = []; ring = lambda *a: loaded.append(loaded) or load(*a);"
+        "main(['--port', '0'], {}, ring); gc.collect();"
+        "print(any(each is loaded for each in gc.get_objects()), gc.get_freeze_count())"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", program], cwd=PROGRAM.parent, stdout=subprocess.PIPE, text=True
+    )
+    with process:
+        assert "ready" in process.stdout.readline()
+        process.send_signal(signal.SIGTERM)
+        out, _ = process.communicate(timeout=30)
+    is_gone_through, num_frozen = out.splitlines()[-1].split()
+    assert is_gone_through == "False"
+    assert int(num_frozen) > 10_000
+
+
 @pytest.mark.asyncio
 async def test_a_daemon_says_where_it_serves_and_ends_on_a_signal_with_code_0(tmp_path):
     ready_file = tmp_path / "ready"
