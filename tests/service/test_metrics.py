@@ -117,6 +117,32 @@ async def test_the_port_answers_at_its_path_only(start_daemon):
         assert await asyncio.to_thread(status, path) == expected, path
 
 
+@pytest.mark.parametrize(
+    ("query", "families"),
+    [
+        ("name[]=pykv:ready", {"pykv:ready"}),
+        ("name%5B%5D=pykv%3Aready", {"pykv:ready"}),
+        ("name[]=pykv:ready&name[]=pykv:calls_total", {"pykv:ready", "pykv:calls_total"}),
+        ("name[]=pykv:time_to_first_token_seconds", {"pykv:time_to_first_token_seconds"}),
+        ("name[]=pykv:time_to_first_token_seconds_bucket", {"pykv:time_to_first_token_seconds"}),
+        ("name[]=pykv:num_preemptions_total", {"pykv:num_preemptions_total"}),
+        ("name[]=pykv:no_such_metric", set()),
+    ],
+)
+async def test_a_scrape_may_name_the_metrics_that_it_wants(start_daemon, query, families):
+    daemon = await start_daemon(metrics_port=0)
+
+    def read(url):
+        with urllib.request.urlopen(url, timeout=20) as reply:
+            return reply.read().decode().splitlines()
+
+    url = f"http://{daemon.daemon.metrics_address}/metrics"
+    named, lines = await asyncio.to_thread(read, f"{url}?{query}"), await asyncio.to_thread(read, url)
+    assert {line.split()[2] for line in named if line.startswith("# TYPE ")} == families
+    whole = [line.split(" ")[0] for line in lines if line.startswith(tuple(families or {"-"}))]
+    assert [line.split(" ")[0] for line in named if not line.startswith("#")] == whole
+
+
 async def test_without_the_option_there_is_neither_a_port_nor_an_alias(start_daemon):
     assert (await start_daemon()).daemon.metrics_address == ""
     samples = await scrape(await start_daemon(metrics_port=0))

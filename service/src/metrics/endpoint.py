@@ -14,10 +14,11 @@ from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 import anyio
 import anyio.to_thread
-from prometheus_client import CollectorRegistry, make_wsgi_app
+from prometheus_client import make_wsgi_app
 from prometheus_client.registry import Collector
 
 from pykv.errors import ConfigError
+from pykv.service.metrics.named_families import NamedFamilies
 
 __all__ = ["MetricsEndpoint"]
 
@@ -155,7 +156,7 @@ class MetricsEndpoint:
     """
 
     def __init__(self, collector: Collector, host: str, port: int) -> None:
-        registry = CollectorRegistry()
+        registry = NamedFamilies()
         registry.register(collector)
         try:
             self._server = _listen(host, port, _at_path(make_wsgi_app(registry)))
