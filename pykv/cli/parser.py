@@ -9,18 +9,28 @@ from typing import NoReturn, TypeVar
 
 from pykv.errors import ConfigError
 from pykv.field_checks import shown
+from pykv.near_names import near
 
 __all__ = ["Parser", "integer", "number", "reader"]
 
 _Value = TypeVar("_Value")
 
+UNKNOWN_FLAG = re.compile(r"unrecognized arguments: --([\w-]+)")
+"""As argparse begins."""
+
 
 class Parser(argparse.ArgumentParser):
-    """Raises ConfigError instead of printing its usage."""
+    """Raises ConfigError instead of printing its usage; of a flag that is none it names the near ones."""
 
     def error(self, message: str) -> NoReturn:
         named = re.sub(r"^argument ([^:]+): is ", r"\1 is ", message)  # what a reader below has refused
-        raise ConfigError(f"{named}; see {self.prog} --help")
+        raise ConfigError(f"{named}{self._near_flags(message)}; see {self.prog} --help")
+
+    def _near_flags(self, message: str) -> str:
+        unknown = UNKNOWN_FLAG.match(message)
+        known = {flag.removeprefix("--") for flag in self._option_string_actions if flag.startswith("--")}
+        also = [] if unknown is None else near(unknown[1], known)
+        return f"; near ones: {', '.join(f'--{name}' for name in also)}" if also else ""
 
 
 def reader(read: Callable[[str], _Value], allowed: str) -> Callable[[str], _Value]:

@@ -9,6 +9,7 @@ from typing import Any
 from pykv.errors import ConfigError
 from pykv.field_checks import as_boolean, as_integer, as_number_in, is_integer, one_of, refuse, shown
 from pykv.kv_format import DtypeFormat, kv_format_names, kv_format_of
+from pykv.near_names import near_or_all
 from pykv.scheduler_config import SchedulerConfig
 
 ADMISSIONS = ("forecast", "watermark")
@@ -142,7 +143,7 @@ class EngineConfig:
         known = {entry.name for entry in fields(cls)}
         unknown = sorted(set(options) - known)
         if unknown:
-            raise ConfigError(f"{unknown[0]} is no engine option; known: {', '.join(sorted(known))}")
+            raise ConfigError(f"{unknown[0]} is no engine option; {near_or_all(unknown[0], known)}")
         return cls(**options)
 
     def _check_choices(self) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable
 
 from pykv.errors import ConfigError
 from pykv.field_checks import as_integer, as_number_in, one_of, refusal
 
-__all__ = ["checked_choice", "checked_count", "checked_share", "near", "refused", "whole_number"]
+__all__ = ["checked_choice", "checked_count", "checked_share", "refused", "whole_number"]
 
 LARGEST_COUNT = 2**40
 
@@ -38,11 +37,3 @@ def whole_number(text: str) -> int | None:
     """The number that a text is, with a sign or without; None: it is none, or has more than 18 digits."""
     stripped = text.strip()
     return int(stripped) if re.fullmatch(r"[+-]?[0-9]{1,18}", stripped) else None
-
-
-def near(name: str, names: Iterable[str], most: int = 4) -> list[str]:
-    """The names that look like `name`, the nearest first."""
-    by_folded = {known.casefold(): known for known in names}
-    found = difflib.get_close_matches(name.casefold(), by_folded, n=most, cutoff=0.5)
-    holding = [folded for folded in by_folded if name.casefold() in folded]
-    return [by_folded[folded] for folded in dict.fromkeys([*holding, *found])][:most]

@@ -10,7 +10,8 @@ from typing import Any
 
 from pykv.errors import ConfigError
 from pykv.kv_format import KvFormat
-from pykv.planner.checks import checked_choice, checked_count, checked_share, near, refused
+from pykv.near_names import near_or_all
+from pykv.planner.checks import checked_choice, checked_count, checked_share, refused
 from pykv.planner.formats import is_eight_bit, kv_format, weights_dtype
 from pykv.planner.length_files import read_histogram, read_trace
 from pykv.planner.lengths import LengthDistribution, read_context
@@ -195,9 +196,7 @@ def read_options(given: Mapping[str, Any]) -> PlanOptions:
 def _check_names(given: Mapping[str, Any]) -> None:
     unknown = sorted(set(given) - set(DEFAULTS))
     if unknown:
-        also = near(unknown[0], DEFAULTS)
-        hint = f"near ones: {', '.join(also)}" if also else f"known: {', '.join(DEFAULTS)}"
-        raise ConfigError(f"{unknown[0]} is no option of a plan; {hint}")
+        raise ConfigError(f"{unknown[0]} is no option of a plan; {near_or_all(unknown[0], DEFAULTS)}")
 
 
 def _check_alternatives(values: Mapping[str, Any]) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from pykv.errors import ConfigError
 from pykv.field_checks import shown
-from pykv.planner.checks import near
+from pykv.near_names import near
 
 __all__ = ["Gpu", "gpu_names", "gpu_table", "known_model", "model_names"]
 

@@ -10,6 +10,7 @@ from typing import Any
 from pykv.errors import ConfigError
 from pykv.field_checks import as_boolean, as_integer, as_number_in, one_of, optional, refuse, shown
 from pykv.kv_format import BF16, KvFormat, kv_format_of
+from pykv.near_names import near_or_all
 from pykv.planner.sizes import read_bytes
 from pykv.simulator.cost import CostModel, StepCost, read_cost
 from pykv.simulator.policy import POLICIES, PRODUCTION_POLICIES, EvictionPolicy
@@ -140,8 +141,8 @@ def read_replay_options(given: Mapping[str, Any]) -> ReplayOptions:
     """
     own = {field.name for field in fields(ReplayOptions)} - {"scheduler"}
     if unknown := sorted(set(given) - own - set(SCHEDULER_OPTIONS)):
-        known = ", ".join(sorted([*own, *SCHEDULER_OPTIONS]))
-        raise ConfigError(f"{unknown[0]} is unknown: known options are {known}")
+        hint = near_or_all(unknown[0], [*own, *SCHEDULER_OPTIONS])
+        raise ConfigError(f"{unknown[0]} is no option of a replay; {hint}")
     defaults = ("serial", "policy", "allocator", "knows_outputs")
     values = {name: value for name, value in given.items() if name in own}
     values = {name: value for name, value in values.items() if value is not None or name not in defaults}

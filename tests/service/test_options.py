@@ -225,15 +225,44 @@ def test_what_kubernetes_tells_of_services_is_no_option():
         read(environment=SERVICE_LINKS | {"PYKV_BLOCK_SIZE": "tcp://10.0.0.1:1234"})
 
 
-def test_an_unknown_variable_is_refused_by_name():
-    with pytest.raises(ConfigError, match="PYKV_BLOCKSIZE is no variable"):
-        read(environment={"PYKV_BLOCKSIZE": "16", "HOME": "/"})
+@pytest.mark.parametrize(
+    ("variable", "nearest"),
+    [
+        ("PYKV_BLOCKSIZE", "PYKV_BLOCK_SIZE"),
+        ("PYKV_KV_MEMROY", "PYKV_KV_MEMORY"),
+        ("PYKV_MODLE", "PYKV_MODEL"),
+        ("PYKV_TLS_CERTIFICATE", "PYKV_TLS_CERT"),
+    ],
+)
+def test_an_unknown_variable_is_refused_by_name_with_what_may_have_been_meant(variable, nearest):
+    with pytest.raises(
+        ConfigError, match=rf"{variable} is no variable of pykv-serve; near ones: "
+    ) as refusal:
+        read(environment={variable: "16", "HOME": "/"})
+    text = str(refusal.value)
+    assert nearest in text.partition("near ones: ")[2].partition(";")[0].split(", ")
+    assert text.endswith("; see pykv-serve --help")
+    assert text.count("PYKV_") <= 5
+
+
+def test_a_variable_like_no_other_is_refused_without_a_list():
+    with pytest.raises(ConfigError) as refusal:
+        read(environment={"PYKV_QQXX": "1"})
+    assert str(refusal.value) == "PYKV_QQXX is no variable of pykv-serve; see pykv-serve --help"
+
+
+@pytest.mark.parametrize(
+    ("flag", "nearest"), [("--bock-size", "--block-size"), ("--max-num-seq=4", "--max-num-seqs")]
+)
+def test_an_unknown_flag_is_refused_with_what_may_have_been_meant(flag, nearest):
+    with pytest.raises(ConfigError, match=rf"{flag}.*; near ones: .*{nearest}\b.*; see pykv-serve --help$"):
+        read([flag])
 
 
 @pytest.mark.parametrize(
     ("file", "words"),
     [
-        ("blocksize = 16", ["blocksize", "no option"]),
+        ("blocksize = 16", ["blocksize", "no option", "near ones: block_size", "see pykv-serve --help"]),
         ("block-size = 16", ["block-size", "no option"]),
         ("[cache]\nblock_size = 16", ["cache", "no option"]),
         ("block_size = 1.5", ["block_size", "1.5"]),

@@ -217,7 +217,7 @@ def test_a_sweep_is_its_replays_in_order_and_tells_how_far_it_is() -> None:
         ({"block_size": -16}, "block_size is -16"),
         ({"cost": "free"}, "cost is 'free'"),
         ({"cost": pykv.CostModel()}, "a step takes at least 1 ns"),
-        ({"max_seqs": 3}, "max_seqs is unknown: known options are admission"),
+        ({"max_seqs": 3}, "max_seqs is no option of a replay; near ones: max_num_seqs"),
         ({"admission": "always"}, "admission is 'always'"),
         ({"max_num_seqs": 0}, "max_num_seqs"),
     ],

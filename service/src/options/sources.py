@@ -1,12 +1,14 @@
 """Reads options from the command line, the environment and a TOML file; the first that gives a value wins."""
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import Field, fields
 from pathlib import Path
 from typing import Any, NoReturn
 
+from pykv.cli.parser import Parser
 from pykv.errors import ConfigError
+from pykv.near_names import near
 from pykv.service.files import read_toml, shortened, shown
 from pykv.service.options.kinds import FLAG
 from pykv.service.options.service_links import is_service_link
@@ -69,9 +71,7 @@ def _environment_values(environment: Mapping[str, str]) -> Values:
         if variable in known:
             values[known[variable]] = _read(known[variable], value, variable)
         elif variable.startswith(PREFIX) and variable not in {CONFIG_VARIABLE, *OTHER_VARIABLES}:
-            raise ConfigError(
-                f"{shortened(variable)} is no variable of pykv-serve; known: {', '.join(sorted(known))}"
-            )
+            raise _unknown(variable, PREFIX, known, "variable of pykv-serve")
     return values
 
 
@@ -79,18 +79,24 @@ def _file_values(path: Path) -> Values:
     values = {}
     for name, value in read_toml(path, "config").items():
         if name not in OPTIONS:
-            raise ConfigError(
-                f"{shortened(name)} in {path} is no option; known: {', '.join(sorted(OPTIONS))}"
-            )
+            raise _unknown(name, "", OPTIONS, f"option of pykv-serve, in {path}")
         values[name] = _read(name, value, f"{name} in {path}")
     return values
 
 
-class _Parser(argparse.ArgumentParser):
-    """Raises instead of printing its usage."""
+def _unknown(name: str, prefix: str, known: Iterable[str], what: str) -> ConfigError:
+    """The error of a name that is none, with those that may have been meant; `prefix` says nothing of that."""
+    bare = [each.removeprefix(prefix) for each in known]
+    also = ", ".join(prefix + each for each in near(name.removeprefix(prefix), bare))
+    hint = f"near ones: {also}; see" if also else "see"
+    return ConfigError(f"{shortened(name)} is no {what}; {hint} pykv-serve --help")
+
+
+class _Parser(Parser):
+    """Refuses within few characters, whatever was given."""
 
     def error(self, message: str) -> NoReturn:
-        raise ConfigError(f"{shortened(message, 300)}; see pykv-serve --help")
+        super().error(shortened(message, 300))
 
 
 def _parser(version: str) -> argparse.ArgumentParser:

@@ -149,7 +149,10 @@ def test_help_shows_every_option_in_groups(capsys: pytest.CaptureFixture[str]) -
         ("qwen3-8b --memory 80", "--memory is '80': allowed is a size above 0 with its unit"),
         ("qwen3-8b --gpu H100 --memory 80GiB", "--gpu and --memory are both given: allowed is one of them"),
         ("qwen3-8b --num-layers 3", "model and --num-layers are both given"),
-        ("qwen3-8b --gpus 3", "unrecognized arguments: --gpus 3; see pykv plan --help"),
+        (
+            "qwen3-8b --gpus 3",
+            "unrecognized arguments: --gpus 3; near ones: --num-gpus, --gpu; see pykv plan --help",
+        ),
         (
             "qwen3-8b --num-gpus 3 --tensor-parallel 2",
             "--tensor-parallel is 2: allowed is a divisor of --num-gpus",
