@@ -123,6 +123,7 @@ class MissingExtraError(PykvError, ImportError):
 
     def __init__(self, feature: str, extra: str) -> None:
         super().__init__(
-            f"{feature} needs optional dependencies that are missing: install the pykv wheel with its extra '{extra}'"
+            f"{feature} needs optional dependencies that are missing: install the pykv wheel with its extra '{extra}', "
+            f"as pip install 'WHEEL[{extra}]' does"
         )
         self.extra = extra

@@ -36,7 +36,7 @@ class Command:
 COMMANDS = {
     "chat": Command("pykv.cli.chat", "client", "talks with a served model in the terminal"),
     "demo": Command(
-        "pykv.cli.demo.__main__", "demo", "shows four chats at once and what the cache saved them"
+        "pykv.cli.demo.program", "demo", "shows four chats at once and what the cache saved them"
     ),
     "eval-cache": Command(
         "pykv.cli.eval_cache", "models", "measures what each format of the cache costs in quality"
@@ -44,7 +44,7 @@ COMMANDS = {
     "fit": Command("pykv.cli.fit", "", "fits the cost model of a replay to a measured run"),
     "plan": Command("pykv.cli.plan", "", "how many requests fit a model on some memory"),
     "replay": Command("pykv.cli.replay", "", "replays a trace of requests on the cache and the scheduler"),
-    "top": Command("pykv.cli.top.__main__", "client", "watches a server: blocks, requests, latencies"),
+    "top": Command("pykv.cli.top.program", "client", "watches a server: blocks, requests, latencies"),
     "serve": Command("pykv.service.main", "serve", "serves a model; the same as pykv-serve"),
 }
 

@@ -5,6 +5,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import pykv
+from pykv.extras import needs_extra
 from pykv.service.options import ServeOptions
 from pykv.service.served import ModelDescription, ServedModel
 from pykv.service.tokenizer_archive import tokenizer_archive
@@ -23,13 +24,15 @@ def load_model(options: ServeOptions, tell: Callable[[str], None]) -> ServedMode
         tell: told in words what the loading does.
 
     Raises:
+        MissingExtraError: what models are read with is not installed.
         ConfigError: the options do not fit together, or not the machine's memory.
         ModelError, UnsupportedModelError: the model cannot be found, read or served.
     """
     config = options.engine_config()
     tell("importing torch and transformers")
-    from pykv.engine import AsyncEngine, Engine
-    from pykv.engine.loading import load_runner
+    with needs_extra("pykv-serve", "serve"):
+        from pykv.engine import AsyncEngine, Engine
+        from pykv.engine.loading import load_runner
 
     runner, tokenizer = load_runner(options.model, None, config, tell)
     engine = Engine.from_runner(runner, tokenizer, config)

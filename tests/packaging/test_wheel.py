@@ -33,7 +33,7 @@ except pykv.MissingExtraError as error:
 RUN_THE_DEMO = """
 import sys
 import pykv
-from pykv.cli.demo.__main__ import main
+from pykv.cli.demo.program import main
 
 assert pykv.__file__.startswith(sys.prefix), pykv.__file__
 sys.exit(main([]))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from pykv.cli.main import main as pykv
-from pykv.cli.top.__main__ import main
+from pykv.cli.top.program import main
 from pykv.cli.top.sample import History, Sample, Span
 from pykv.cli.top.view import block_map, frame
 from pykv.client import Client, ServiceError
@@ -65,7 +65,7 @@ async def test_frames_follow_each_other_until_the_end(start_daemon, monkeypatch)
 
     def watch():
         with monkeypatch.context() as patch:
-            patch.setattr("pykv.cli.top.__main__.sleep", fewer_times)
+            patch.setattr("pykv.cli.top.program.sleep", fewer_times)
             return main(["--address", daemon.address, "--interval", "0.2"], console)
 
     with pytest.raises(ConfigError, match=r"--interval is '0': allowed is a number from 0.1 to 3600"):
@@ -98,7 +98,7 @@ async def test_a_server_that_goes_away_is_said_to_be_gone_until_it_is_back(
 
     def watch():
         with monkeypatch.context() as patch:
-            patch.setattr("pykv.cli.top.__main__.sleep", happen)
+            patch.setattr("pykv.cli.top.program.sleep", happen)
             return main(["--address", first.address], console)
 
     assert await asyncio.to_thread(watch) == 0
@@ -139,7 +139,7 @@ async def test_into_a_pipe_each_frame_goes_out_at_once_and_a_server_that_goes_aw
 
     def watch():
         with monkeypatch.context() as patch, open(writing, "w") as pipe:
-            patch.setattr("pykv.cli.top.__main__.sleep", happen)
+            patch.setattr("pykv.cli.top.program.sleep", happen)
             return main(["--address", first.address], Console(file=pipe, width=110))
 
     assert await asyncio.to_thread(watch) == 0
