@@ -77,7 +77,7 @@ def _parser() -> Parser:
         description="Perplexity and greedy agreement of a model over a text, for each format of its KV cache.",
     )
     parser.add_argument(
-        "--model", default="bundled", help="bundled, a folder, a GGUF file or a name on the hub"
+        "--model", default="bundled", help="bundled, a folder, a GGUF file or OWNER/NAME of the hub"
     )
     parser.add_argument(
         "--formats",

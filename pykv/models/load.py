@@ -17,6 +17,7 @@ from pykv.field_checks import refuse
 from pykv.models.acceleration import pack_linears
 from pykv.models.causal_model import CausalModel
 from pykv.models.gate import admit, check_backend
+from pykv.models.hub import asked_of_hub
 from pykv.models.probe import paged_logits
 from pykv.models.quiet import offline, quiet
 from pykv.models.sources import Checkpoint, find_checkpoint
@@ -51,8 +52,8 @@ def load_model(
     """Loads a causal language model, passes it through the gate, and returns it with its tokenizer.
 
     Args:
-        source: "bundled", a folder, a GGUF file, a name on the model hub, or a pair (module, tokenizer) of
-            transformers. Offline mode of the hub is respected; for local models the hub is never asked.
+        source: "bundled", a folder, a GGUF file, a name on the model hub (OWNER/NAME), or a pair (module, tokenizer) of
+            transformers. For local models the hub is never asked, and for none with HF_HUB_OFFLINE=1.
         dtype: of the weights and the KV cache: "auto" (the checkpoint's), "float32", "bfloat16", "float16".
         device: "auto" (a GPU if there is one, and a given module's own), "cpu", "cuda", "cuda:1", …
         max_model_len: caps the context below the model's own; None: the model's own.
@@ -75,6 +76,9 @@ def load_model(
     place = _chosen_device(device)
     check_backend(attention_backend, place)
     checkpoint = find_checkpoint(source, tell)
+    if not checkpoint.is_local:
+        tell(f"asking the hub for {checkpoint.name}: no folder here has this name")
+        checkpoint = asked_of_hub(checkpoint)
     tell(f"loading {checkpoint.name}")
     module, tokenizer = _read(checkpoint, wanted, place)
     tell(f"checking {checkpoint.name}")

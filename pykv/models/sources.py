@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,13 +11,9 @@ from pykv.errors import ModelError
 from pykv.models.bundled import BUNDLED_NAME, BUNDLED_SHA256, bundled_gguf
 from pykv.models.cache_folder import file_sha256
 from pykv.models.conversion import converted_folder
+from pykv.models.names import BUNDLED, check_name
 
 __all__ = ["BUNDLED", "Checkpoint", "find_checkpoint"]
-
-BUNDLED = "bundled"
-
-LONGEST_HUB_NAME = 96
-HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +21,9 @@ class Checkpoint:
     """Where the files of a model are.
 
     Attributes:
-        location: a local folder, or a name on the model hub.
+        location: a local folder, or a name on the model hub, OWNER/NAME.
         name: what to call the model.
-        is_local: whether `location` is a folder, so that no hub needs to be asked.
+        is_local: whether all of it is on this machine, so that no hub needs to be asked.
     """
 
     location: str
@@ -45,16 +40,13 @@ def find_checkpoint(source: str | Path, progress: Callable[[str], None]) -> Chec
     if source == BUNDLED:
         folder = converted_folder(bundled_gguf(), BUNDLED_SHA256, progress)
         return Checkpoint(str(folder), BUNDLED_NAME, is_local=True)
+    check_name(source)
     path = Path(source).expanduser()
-    if os.path.isdir(path):  # of a name that no file can have Path raises
+    if os.path.isdir(path):
         return _folder(path)
     if os.path.isfile(path):
         return _file(path, progress)
-    is_hub_name = len(str(source)) <= LONGEST_HUB_NAME and HUB_NAME.fullmatch(str(source))
-    if isinstance(source, Path) or not is_hub_name or path.suffix == ".gguf":
-        where = str(source)[:256]
-        raise ModelError(f"no model at {where}: there is no such file or folder, and it is no name on a hub")
-    return Checkpoint(source, source, is_local=False)
+    return Checkpoint(str(source), str(source), is_local=False)
 
 
 def _folder(path: Path) -> Checkpoint:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pykv
 from pykv.extras import needs_extra
+from pykv.models.names import check_name
 from pykv.service.options import ServeOptions
 from pykv.service.served import ModelDescription, ServedModel
 from pykv.service.tokenizer_archive import tokenizer_archive
@@ -29,6 +30,7 @@ def load_model(options: ServeOptions, tell: Callable[[str], None]) -> ServedMode
         ModelError, UnsupportedModelError: the model cannot be found, read or served.
     """
     config = options.engine_config()
+    check_name(options.model)
     tell("importing torch and transformers")
     with needs_extra("pykv-serve", "serve"):
         from pykv.engine import AsyncEngine, Engine

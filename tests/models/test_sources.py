@@ -26,16 +26,21 @@ def test_folder_with_a_config_is_a_model(tmp_path: Path) -> None:
     assert find_checkpoint(folder, say_nothing) == find_checkpoint(str(folder), say_nothing) == expected
 
 
-@pytest.mark.parametrize("name", ["owner/model-1.5", "gpt2"])
+@pytest.mark.parametrize("name", ["owner/model-1.5", "o/m_2"])
 def test_hub_name_is_passed_on(name: str) -> None:
     assert find_checkpoint(name, say_nothing) == Checkpoint(name, name, is_local=False)
 
 
-@pytest.mark.parametrize(
-    "source", ["/no/such/place", "./nowhere", "~/nowhere", "a/b/c", "missing.gguf", " x", "x" * 9999, "a\0b"]
+NO_NAMES = (
+    *("/no/such/place", "./nowhere", "../a/b", "~/nowhere", "a/b/c", "folder/", "folder", "gpt2", "bundeld"),
+    *("missing.gguf", "a/missing.gguf", "a/model.safetensors", " x", "a/ x", "\u00e9/x", "a/..", "a/b--c"),
+    *("x" * 9999, "x/" + "x" * 9999, "a\0b", "a/b\n"),
 )
+
+
+@pytest.mark.parametrize("source", NO_NAMES)
 def test_path_that_does_not_exist_is_named(source: str) -> None:
-    with pytest.raises(ModelError, match=r"^no model at .{,256}: there is no such file"):
+    with pytest.raises(ModelError, match=r"(?s)^no model at .{,256}: there is no such folder or file, and"):
         find_checkpoint(source, say_nothing)
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pykv.errors import ConfigError
+from pykv.errors import ConfigError, ModelError
 from pykv.service.loading import load_model
 from pykv.service.options import ServeOptions
 
@@ -39,3 +39,11 @@ def test_the_format_of_the_cache_and_its_bytes_are_told(folder, options, kv_dtyp
 def test_a_swap_space_of_no_block_is_refused(folder):
     with pytest.raises(ConfigError, match="swap_space_bytes is 100"):
         load_model(ServeOptions(model=folder, swap_space=100), print)
+
+
+@pytest.mark.parametrize("model", ["./nowhere", "nowhere", "a/b/c"])
+def test_a_path_that_leads_nowhere_is_refused_before_anything_is_imported(model):
+    told = []
+    with pytest.raises(ModelError, match=f"no model at {model}: there is no such folder or file"):
+        load_model(ServeOptions(model=model), told.append)
+    assert told == []

@@ -73,7 +73,7 @@ class ServeOptions:
         ConfigError: the host is beyond loopback without TLS and without `insecure_bind`, or a part of TLS is missing.
     """
 
-    model: str = _option("bundled", TEXT, MODEL, "bundled, a folder, a GGUF file, or a name on the hub")
+    model: str = _option("bundled", TEXT, MODEL, "bundled, a folder, a GGUF file, or OWNER/NAME of the hub")
     dtype: str = _engine("dtype", choice(*DTYPES), MODEL, "of the weights")
     device: str = _engine("device", TEXT, MODEL, "a torch device, or auto")
     attention_backend: str = _engine(
