@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from pykv.errors import ModelError
 from pykv.models.cache_folder import cache_dir, made_once
 from pykv.models.quiet import offline, quiet, without_gguf_bar
+from pykv.models.timed_step import timed_step
 
 __all__ = ["converted_folder"]
 
@@ -33,8 +34,8 @@ def converted_folder(gguf: Path, sha256: str, progress: Callable[[str], None]) -
     """
 
     def convert(folder: Path) -> None:
-        progress(f"converting {gguf.name} once, which takes about half a minute")
-        _convert(gguf, folder)
+        with timed_step(progress, f"converting {gguf.name}", "once, which takes about half a minute"):
+            _convert(gguf, folder)
 
     return made_once(cache_dir() / "models" / f"{gguf.stem}-{sha256[:16]}-{FORMAT}", convert)
 

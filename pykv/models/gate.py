@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -22,6 +22,7 @@ from pykv.models.causal_model import CausalModel
 from pykv.models.float32_weights import float32_fits, float32_weights
 from pykv.models.probe import eager_logits, paged_logits
 from pykv.models.rotary import rotary_limit
+from pykv.models.timed_step import timed_step
 
 __all__ = ["admit", "check_backend", "check_format"]
 
@@ -30,6 +31,8 @@ __all__ = ["admit", "check_backend", "check_format"]
 # median row counts; an attention that is wrong is off by tens of percent in every row.
 LARGEST_FLOAT32_ERROR = 1e-4
 LARGEST_MEDIAN_ERROR = 1e-1
+
+CHECK = "the attention and its specification compute a few tokens, and both must agree"
 
 FAILURES = (
     ArithmeticError,
@@ -91,17 +94,23 @@ def check_backend(attention_backend: str, device: torch.device) -> None:
         raise ConfigError(str(error)) from error
 
 
-def check_format(model: CausalModel, format: KvFormat, attention_backend: str) -> None:
+def check_format(
+    model: CausalModel, format: KvFormat, attention_backend: str, tell: Callable[[str], None]
+) -> None:
     """Compares what the backend computes over a cache of a format with what the specification does.
 
     What the format itself costs is no fault, so the model's own logits are no measure here.
+
+    Args:
+        tell: told of the check, if there is something to compare.
 
     Raises:
         UnsupportedModelError: the logits differ by more than rounding.
     """
     if not isinstance(format, DtypeFormat) or format == kv_format_of(model.dtype):
         return  # computed by the specification; or what was compared when the model was admitted
-    with _failures_named(f"over a cache of {format.name}"):
+    what = f"checking a cache of {format.name}"
+    with timed_step(tell, what, CHECK), _failures_named(f"over a cache of {format.name}"):
         expected, found = (paged_logits(model, backend, format) for backend in ("torch", attention_backend))
     _check_rounded(expected, found)
 

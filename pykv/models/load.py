@@ -21,11 +21,15 @@ from pykv.models.hub import asked_of_hub
 from pykv.models.probe import paged_logits
 from pykv.models.quiet import offline, quiet
 from pykv.models.sources import Checkpoint, find_checkpoint
+from pykv.models.timed_step import timed_step
 from pykv.torch_device import as_device, named_device
 
 __all__ = ["load_model"]
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+CHECK = "the model computes a few tokens by itself and over a paged cache, and both must agree"
+PACKING = "its linear layers are arranged for this processor, and tried"
 
 # What reading a checkpoint can raise: files that are missing, damaged, or of an unknown kind of model.
 READ_ERRORS = (
@@ -58,7 +62,8 @@ def load_model(
         device: "auto" (a GPU if there is one, and a given module's own), "cpu", "cuda", "cuda:1", …
         max_model_len: caps the context below the model's own; None: the model's own.
         attention_backend: that will serve: the model is checked with it.
-        progress: is called with a line of text where a step takes long; None: nobody is told.
+        progress: is called with a line of text where a step that takes long begins, and with its seconds where it has
+            ended; None: nobody is told.
 
     Raises:
         ModelError: nothing is there, or it cannot be read.
@@ -72,18 +77,20 @@ def load_model(
         module, tokenizer = source
         _check_given(module, wanted, device)
         name = _name_of(module)
-        return _admitted(module, tokenizer, name, max_model_len, attention_backend), tokenizer
+        with timed_step(tell, f"checking {name}", CHECK):
+            return _admitted(module, tokenizer, name, max_model_len, attention_backend), tokenizer
     place = _chosen_device(device)
     check_backend(attention_backend, place)
     checkpoint = find_checkpoint(source, tell)
     if not checkpoint.is_local:
         tell(f"asking the hub for {checkpoint.name}: no folder here has this name")
         checkpoint = asked_of_hub(checkpoint)
-    tell(f"loading {checkpoint.name}")
-    module, tokenizer = _read(checkpoint, wanted, place)
-    tell(f"checking {checkpoint.name}")
-    model = _admitted(module, tokenizer, checkpoint.name, max_model_len, attention_backend)
-    pack_linears(module, lambda: not paged_logits(model, attention_backend).isnan().any())
+    with timed_step(tell, f"loading {checkpoint.name}"):
+        module, tokenizer = _read(checkpoint, wanted, place)
+    with timed_step(tell, f"checking {checkpoint.name}", CHECK):
+        model = _admitted(module, tokenizer, checkpoint.name, max_model_len, attention_backend)
+    with timed_step(tell, f"packing {checkpoint.name}", PACKING):
+        pack_linears(module, lambda: not paged_logits(model, attention_backend).isnan().any())
     return model, tokenizer
 
 

@@ -132,13 +132,17 @@ def test_kernels_are_tried_over_the_format_of_the_cache(
     model = admit(make_model("gemma3_text"), name="gemma3")
     formats = [kv_format_of(name)]
     formats += [kv_format_of(name).with_tensor_scales(0.02, 0.01)] if name != "f16" else []
+    told: list[str] = []
     for form in formats:
-        check_format(model, form, "auto")
+        check_format(model, form, "auto", told.append)
+    assert [line.split()[:5] for line in told[1::2]] == [["checking", "a", "cache", "of", name]] * len(
+        formats
+    )
     monkeypatch.setattr(cpu_backend, "paged_attention", without_window)
     for form in formats:
-        check_format(model, form, "torch")
+        check_format(model, form, "torch", lambda _: None)
         with pytest.raises(UnsupportedModelError, match="check 'probe logits'"):
-            check_format(model, form, "auto")
+            check_format(model, form, "auto", lambda _: None)
 
 
 def test_a_backend_that_the_machine_cannot_run_is_refused_before_anything_is_read(make_model: Any) -> None:

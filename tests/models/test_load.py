@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import subprocess
 import sys
@@ -46,7 +47,11 @@ def test_folder_is_loaded_in_the_wanted_type(tiny_folder: Path, dtype: Any) -> N
     assert model.device == torch.device("cpu")
     assert (model.vocab_size, model.max_model_len, model.eos_token_ids) == (199, 512, {198})
     assert tokenizer("w5 w7").input_ids == [5, 7]
-    assert told == ["loading tiny-llama", "checking tiny-llama"]
+    steps = ["loading tiny-llama", "checking tiny-llama", "packing tiny-llama"]
+    assert [line.partition(":")[0] for line in told[::2]] == steps
+    assert "by itself and over a paged cache" in told[2]
+    for step, line in zip(steps, told[1::2], strict=True):
+        assert re.fullmatch(rf"{step} took \d+\.\d s", line)
 
 
 def test_folder_with_damaged_weights_is_a_clear_error(tiny_folder: Path, tmp_path: Path) -> None:
@@ -187,10 +192,11 @@ def test_gguf_file_is_converted_once(
     assert model.eos_token_ids == {2}
     assert tokenizer("th0").input_ids == [39, 29]
     assert tokenizer.apply_chat_template([{"content": "a"}], tokenize=False) == "<|im_start|>a<|im_end|>"
-    assert [line.split()[0] for line in told] == ["converting", "loading", "checking"]
+    assert [line.split()[0] for line in told[::2]] == ["converting", "loading", "checking", "packing"]
+    assert "converting tiny.gguf took" in told[1]
     told.clear()
     again, _ = load_model(tiny_gguf, dtype="float32", device="cpu", progress=told.append)
-    assert told == ["loading tiny", "checking tiny"]
+    assert [line.partition(":")[0] for line in told[::2]] == ["loading tiny", "checking tiny", "packing tiny"]
     for ours, theirs in zip(again.module.parameters(), model.module.parameters(), strict=True):
         assert torch.equal(ours, theirs.float())
 
