@@ -180,7 +180,7 @@ class Client:
         number = as_integer("next_sequence_number", next_sequence_number, 0, 2**63 - 1)
         request = pb.SubscribeKvEventsRequest(next_sequence_number=number)
         stream: Stream[Any, pb.KvEventBatch] = self._open("SubscribeKvEvents", None)
-        with raising_typed(stream, self._address):
+        with raising_typed(stream, self._address, is_tls=self._tls is not None):
             async with stream:
                 await stream.send_message(request, end=True)
                 async for batch in stream:
@@ -226,7 +226,7 @@ class Client:
         return await self._exchange(stream, request)
 
     async def _exchange(self, stream: Stream[Any, Reply], request: Message) -> Reply:
-        with raising_typed(stream, self._address):
+        with raising_typed(stream, self._address, is_tls=self._tls is not None):
             async with stream:
                 await stream.send_message(request, end=True)
                 reply = await stream.recv_message()
@@ -240,7 +240,7 @@ class Client:
         stream: Stream[Any, pb.GenerateResponse] = self._open(method, timeout_seconds)
         request_id = ""
         prompt_logprobs: list[pb.TokenLogprobs] = []
-        with raising_typed(stream, self._address):
+        with raising_typed(stream, self._address, is_tls=self._tls is not None):
             async with stream:
                 await stream.send_message(request, end=True)
                 async for response in stream:

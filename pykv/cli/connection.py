@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -46,8 +47,8 @@ async def answering(address: str) -> AsyncIterator[None]:
     """Bounds how long a call of few words may take.
 
     Raises:
-        ServiceError: the server did not answer in time; or it knows nobody by what was shown, and the error says how to
-            show a token.
+        ServiceError: the server did not answer in time; or it knows nobody by what was shown, or TLS is amiss, and
+            the error names the options that may help.
     """
     try:
         async with asyncio.timeout(ANSWER_SECONDS):
@@ -56,10 +57,23 @@ async def answering(address: str) -> AsyncIterator[None]:
         message = f"no answer from {address} within {ANSWER_SECONDS:g} s"
         raise ServiceError(message, "UNAVAILABLE") from None
     except ServiceError as error:
-        if error.status != "UNAUTHENTICATED":
+        options = _options_that_may_help(error)
+        if not options:
             raise
         message = str(error).removeprefix(f"{error.status}: ")
-        raise ServiceError(f"{message}; see --token-file and --tls-cert", error.status) from error
+        raise ServiceError(f"{message}; see {options}", error.status) from error
+
+
+def _options_that_may_help(error: ServiceError) -> str:
+    """Empty: none."""
+    if error.status == "UNAUTHENTICATED":
+        return "--token-file and --tls-cert"
+    text = str(error)
+    if error.status != "UNAVAILABLE" or not re.search(r"\b(TLS|certificate)\b", text):
+        return ""
+    if "certificate of the client" in text or "the server ended TLS" in text:
+        return "--tls-cert and --tls-key"
+    return "--tls-ca" if "is not trusted" in text else "--tls and --tls-ca"
 
 
 def _token_in(path: Path) -> str:

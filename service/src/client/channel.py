@@ -14,6 +14,7 @@ from h2.utilities import SizeLimitDict
 from pykv.service.client.codec import ReplyCodec
 from pykv.service.client.events import ReplyConnection, ReplyEvents
 from pykv.service.client.reply_stream import STREAM_WINDOW_BYTES
+from pykv.service.client.tls_failures import ended, unread
 from pykv.service.frame_buffer import MAX_BLOCK_BYTES
 from pykv.service.http2 import BoundedH2Connection
 from pykv.service.keepalive import Keepalive
@@ -22,6 +23,8 @@ __all__ = ["DEFAULT_MAX_MESSAGE_BYTES", "PatientChannel"]
 
 DEFAULT_MAX_MESSAGE_BYTES = 64 * 2**20
 
+MOST_KEPT = 16
+"""Bytes of how the server began, which tell what it speaks."""
 MAX_CLOSED_STREAMS = 8192
 """Of so many calls their ends are remembered, for what a server still sends to one that was left.
 
@@ -101,10 +104,13 @@ class PatientProtocol(H2Protocol):
         self._max_message_bytes = max_message_bytes
         self._seconds, self._timeout_seconds = keepalive_seconds, keepalive_timeout_seconds
         self._keepalive: Keepalive | None = None
-        self._reason = "Connection lost"
+        self._reason: str | None = None  # that was told already
+        self._first = b""  # of what the server sent
+        self._is_tls = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Says the settings, once."""
+        self._is_tls = transport.get_extra_info("sslcontext") is not None
         h2 = self._begin()
         self.connection = ReplyConnection(h2, transport, self.config, self._max_message_bytes)
         self.connection.flush()
@@ -136,10 +142,11 @@ class PatientProtocol(H2Protocol):
             self._keepalive.hear()
         if self.connection.is_closing():
             return
+        self._first = self._first or data[:MOST_KEPT]
         try:
             events = self.connection.feed(data)
         except ProtocolError as error:
-            self._reason = f"the server broke HTTP/2: {error}"
+            self._reason = unread(error, self._first)
             self.processor.close(self._reason)
             return
         self.connection.flush()
@@ -153,7 +160,8 @@ class PatientProtocol(H2Protocol):
         """Ends the streams; where that was done already they keep the reason."""
         self._live.discard(self)
         self._stop_asking()
-        self.processor.close(self._reason)
+        reason = self._reason or ended(exc, self._first, is_tls=self._is_tls)
+        self.processor.close(reason)
 
     def close(self) -> None:
         """Ends the streams, and the connection."""

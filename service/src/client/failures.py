@@ -19,6 +19,7 @@ from pykv.errors import (
     PykvError,
     QueueFullError,
 )
+from pykv.service.client.tls_failures import unconnected
 from pykv.service.status import ERROR_KEY, FIELD_KEY, RETRY_KEY
 
 __all__ = ["ServiceError", "raising_typed"]
@@ -53,7 +54,7 @@ class ServiceError(PykvError):
 
 
 @contextmanager
-def raising_typed(stream: Stream[Any, Any], address: str) -> Iterator[None]:
+def raising_typed(stream: Stream[Any, Any], address: str, *, is_tls: bool) -> Iterator[None]:
     """Raises a call's failures as the exceptions of pykv.
 
     Raises:
@@ -70,7 +71,7 @@ def raising_typed(stream: Stream[Any, Any], address: str) -> Iterator[None]:
     except OSError as error:
         if isinstance(error, TimeoutError):
             raise
-        raise ServiceError(f"no server answers at {address}: {error}", Status.UNAVAILABLE.name) from error
+        raise ServiceError(unconnected(error, address, is_tls=is_tls), Status.UNAVAILABLE.name) from error
 
 
 @contextmanager
