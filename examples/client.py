@@ -1,9 +1,10 @@
-"""Several chats at once with a running `pykv-serve`: `python client.py [HOST:PORT]`."""
+"""Several chats at once with a running `pykv-serve`: `python client.py [HOST:PORT [CA [CERTIFICATE KEY]]]`."""
 
 import asyncio
 import sys
 
 import pykv
+from pykv.client import tls_context
 
 QUESTIONS = ("What is the capital of France?", "Which planet is known as the Red Planet?")
 
@@ -19,8 +20,9 @@ async def ask(client: pykv.Client, question: str) -> str:
 
 
 async def main() -> None:
-    address = sys.argv[1] if len(sys.argv) > 1 else "127.0.0.1:50051"
-    async with pykv.Client(address) as client:
+    address, *files = sys.argv[1:] or ["127.0.0.1:50051"]
+    tls = tls_context(*files) if files else None
+    async with pykv.Client(address, tls=tls) as client:
         model = await client.get_model()
         print(f"{model.name} at {address}, {model.num_blocks} blocks of {model.block_size} tokens")
         answers = await asyncio.gather(*(ask(client, question) for question in QUESTIONS))
