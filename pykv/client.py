@@ -3,7 +3,8 @@
 import math
 import os
 import ssl
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import fields
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -331,25 +332,44 @@ def tls_context(
     certificate: str | os.PathLike[str] | None = None,
     key: str | os.PathLike[str] | None = None,
 ) -> ssl.SSLContext:
-    """What a client needs to speak with a server that has a certificate.
+    """What a client needs to speak with a server that has a certificate, for `tls` of `Client`.
+
+    ```
+    Client("localhost:50051", tls=tls_context("ca.pem", "client.pem", "client.key"))
+    ```
 
     Args:
-        authorities: PEM file of those who may have signed the server's certificate; None = those of the system.
-        certificate, key: PEM files that the client shows; None = it shows none.
+        authorities: PEM file of those who may have signed the server's certificate, and nobody else is trusted; None =
+            those of the system.
+        certificate: PEM file of what the client shows where the server asks for it; None = nothing.
+        key: PEM file of its private key; None = that is in `certificate` too.
 
     Raises:
-        ConfigError: a file cannot be read, or is none.
+        ConfigError: a file cannot be read, is none, or does not fit the others, or there is a key without a certificate.
     """
-    try:
+    if key is not None and certificate is None:
+        raise ConfigError(
+            "key is given without certificate: allowed are both, or a certificate that holds its key"
+        )
+    with _usable(f"authorities {authorities}", "a PEM file of certificates"):
         context = ssl.create_default_context(cafile=authorities)
-        if certificate is not None:
+    if certificate is not None:
+        files = f"certificate {certificate}" + ("" if key is None else f" and key {key}")
+        with _usable(
+            files, "PEM files, the private key in its own or in the certificate's, and the one fits the other"
+        ):
             context.load_cert_chain(certificate, key)
-    except OSError as error:  # ssl.SSLError is one
-        reason = getattr(error, "reason", None) or error.strerror
-        allowed = "PEM files, the private key in its own or in the certificate's"
-        raise ConfigError(f"the TLS files cannot be used: {reason}: allowed are {allowed}") from error
     context.set_alpn_protocols(["h2"])
     return context
+
+
+@contextmanager
+def _usable(files: str, allowed: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:  # ssl.SSLError is one
+        reason = getattr(error, "reason", None) or error.strerror
+        raise ConfigError(f"{files} cannot be used: {reason}: allowed is {allowed}") from error
 
 
 def _checked(token: str) -> str:

@@ -36,7 +36,7 @@ def client_of(options: argparse.Namespace) -> Client:
     Raises:
         ConfigError: the address is none, or a file cannot be used.
     """
-    wants_tls = options.tls or options.tls_ca or options.tls_cert
+    wants_tls = options.tls or options.tls_ca or options.tls_cert or options.tls_key
     tls = tls_context(options.tls_ca, options.tls_cert, options.tls_key) if wants_tls else None
     token = None if options.token_file is None else _token_in(Path(options.token_file))
     return Client(options.address, token=token, tls=tls)

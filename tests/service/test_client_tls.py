@@ -10,6 +10,7 @@ import pytest
 
 from pykv.cli.main import main
 from pykv.client import Client, ServiceError, tls_context
+from pykv.errors import ConfigError
 
 pytestmark = pytest.mark.asyncio
 
@@ -158,3 +159,26 @@ async def test_where_nobody_listens_nothing_is_said_of_tls(capsys, authority):
         told = await of_commands(capsys, address, *arguments)
         assert told.startswith(f"no server answers at {address}: ")
         assert "see --" not in told
+
+
+async def test_files_that_cannot_be_used_are_named(authority, tmp_path, capsys):
+    chain, key = authority.issue("client", "client.test")
+    _, other_key = authority.issue("other", "other.test")
+    missing, junk = tmp_path / "missing.pem", tmp_path / "junk.pem"
+    junk.write_text("no certificate")
+    for arguments, words in (
+        ((missing,), f"authorities {missing} cannot be used: No such file or directory"),
+        ((junk,), f"authorities {junk} cannot be used: "),
+        ((authority.file, missing, key), f"certificate {missing} and key {key} cannot be used: No such file"),
+        (
+            (authority.file, chain, other_key),
+            f"certificate {chain} and key {other_key} cannot be used: KEY_VALUES",
+        ),
+        ((authority.file, chain), f"certificate {chain} cannot be used: "),
+        ((authority.file, None, key), "key is given without certificate"),
+    ):
+        with pytest.raises(ConfigError) as refusal:
+            tls_context(*arguments)
+        assert str(refusal.value).startswith(words)
+    assert await asyncio.to_thread(main, ["chat", "--address", f"{HOST}:1", "--tls-key", str(key)]) == 2
+    assert "key is given without certificate" in capsys.readouterr().err
