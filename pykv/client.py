@@ -345,7 +345,7 @@ def tls_context(
         key: PEM file of its private key; None = that is in `certificate` too.
 
     Raises:
-        ConfigError: a file cannot be read, is none, or does not fit the others, or there is a key without a certificate.
+        ConfigError: a file cannot be read, is none, or does not fit the others; or a key comes without a certificate.
     """
     if key is not None and certificate is None:
         raise ConfigError(

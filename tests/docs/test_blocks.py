@@ -132,6 +132,22 @@ def test_every_link_between_the_documents_leads_somewhere() -> None:
     assert not [(document, target) for document, target in links if not (document.parent / target).exists()]
 
 
+def anchors_of(document: Path) -> set[str]:
+    """The headings, as links name them: lower case, hyphens for blanks, no other signs."""
+    headings = re.findall(r"^#+ (.*)$", document.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_every_link_to_a_heading_leads_to_one() -> None:
+    links = [
+        (document, document if not place else document.parent / place, anchor)
+        for document in DOCUMENTS
+        for place, anchor in re.findall(r"\]\((?!https?:)([^)#]*)#([^)]+)\)", document.read_text())
+    ]
+    assert len(links) > 10
+    assert not [link for link in links if link[1].suffix == ".md" and link[2] not in anchors_of(link[1])]
+
+
 def test_every_decision_is_listed() -> None:
     folder = ROOT / "docs/adr"
     numbered = {path.name for path in folder.glob("[0-9]*.md")}

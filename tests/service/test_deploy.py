@@ -1,8 +1,10 @@
 """The files that operators start from say what the daemon understands."""
 
+import os
 import re
 import shlex
 import shutil
+import stat
 import subprocess
 import sys
 import tomllib
@@ -76,6 +78,92 @@ def test_the_unit_is_one_for_systemd(tmp_path):
         ["systemd-analyze", "verify", unit], check=False, capture_output=True, text=True, timeout=60
     )
     assert (verified.returncode, verified.stdout + verified.stderr) == (0, "")
+
+
+STUB = """#!{bash}
+printf '%s ' "$(basename "$0")" "$@" >> "$LOG"; echo >> "$LOG"
+"""
+AS_ROOT = {
+    "sudo": '"$@"',
+    # Everybody may copy files and set their modes; whose they are root alone can say.
+    "install": 'kept=(); for each in "$@"; do case "$each" in --owner=*|--group=*) ;; *) kept+=("$each");; esac; done; '
+    'PATH="$OLD_PATH" exec install "${kept[@]}"',
+    "python3": '[[ "$*" == "-m venv "* ]] && mkdir -p "$3/bin" && cp "$(dirname "$0")/pip" "$3/bin/pip"',
+    **dict.fromkeys(("pip", "useradd", "systemctl", "journalctl"), ":"),
+}
+
+
+@pytest.fixture
+def installed(tmp_path, make_authority):
+    """Where the document's commands have put everything, and each of them as root would have had it."""
+    text = (DEPLOY.parents[1] / "docs" / "operate.md").read_text()
+    section = text.partition("### As a service of systemd\n")[2].partition("\n## ")[0]
+    commands = re.search(r"^```text\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)[1]
+    clone, root, stubs = (tmp_path / name for name in ("clone", "root", "stubs"))
+    for folder in (clone / "dist", root / "etc/systemd/system", root / "opt", stubs):
+        folder.mkdir(parents=True)
+    (clone / "dist/pykv_cache-0-py3-none-any.whl").touch()
+    shutil.copytree(DEPLOY, clone / "service/deploy")
+    for name, does in AS_ROOT.items():
+        (stubs / name).write_text(STUB.format(bash=shutil.which("bash")) + does + "\n")
+        (stubs / name).chmod(0o755)
+    make_files(make_authority, clone / "target/authority")
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", re.sub(r"(?<=[ =])/(opt|etc)/", rf"{root}/\1/", commands)],
+        cwd=clone,
+        env={
+            "PATH": f"{stubs}:{os.environ['PATH']}",
+            "OLD_PATH": os.environ["PATH"],
+            "LOG": str(tmp_path / "log"),
+        },
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return root, (tmp_path / "log").read_text().replace(str(root), "").splitlines()
+
+
+def make_files(make_authority, folder):
+    """The files that the document makes there."""
+    folder.parent.mkdir()
+    chain, key = make_authority(folder, "ca").issue("server", "127.0.0.1")
+    chain.rename(folder / "server.pem")
+    key.rename(folder / "server.key")
+    (folder / "tenants.toml").write_text(
+        '[tenants.operations]\ncertificates = ["operations.internal.example"]\n'
+    )
+
+
+def test_the_commands_before_the_unit_put_everything_in_its_place_with_its_rights(installed):
+    root, log = installed
+    unit = (root / "etc/systemd/system/pykv-serve.service").read_text()
+    user = re.search(r"^User=(.*)$", unit, re.MULTILINE)[1]
+    cache = re.search(r"^CacheDirectory=(.*)$", unit, re.MULTILINE)[1]
+    (made,) = [shlex.split(line) for line in log if line.startswith("useradd ")]
+    assert (made[-1], made[made.index("--home-dir") + 1]) == (user, f"/var/cache/{cache}")
+    etc = root / "etc/pykv"
+    assert {path.name: stat.S_IMODE(path.stat().st_mode) for path in [etc, *etc.iterdir()]} == {
+        "pykv": 0o750,
+        **dict.fromkeys(("serve.toml", "tenants.toml", "server.pem", "server.key", "clients.pem"), 0o640),
+    }
+    into_etc = [shlex.split(line) for line in log if line.startswith("install ") and "/etc/pykv" in line]
+    assert into_etc
+    assert all({"--owner=root", f"--group={user}"} <= set(words) for words in into_etc)
+    assert "pip install /clone" not in log
+    assert any(re.match(r"pip install dist/pykv_cache-.*\.whl\[serve\]", line) for line in log)
+    assert "systemctl daemon-reload " in log
+    assert log.index("systemctl daemon-reload ") < log.index("systemctl enable --now pykv-serve ")
+
+
+def test_the_daemon_takes_the_files_that_the_commands_have_put_there(installed):
+    root, _ = installed
+    config = root / "etc/pykv/serve.toml"
+    config.write_text(config.read_text().replace('"/etc/pykv/', f'"{root}/etc/pykv/'))
+    options = read_options([], {"PYKV_CONFIG": str(config)}, "0")
+    assert options.tls_files.read().client_authorities
+    assert [tenant.name for tenant in read_tenants(Path(options.tenants))] == ["operations"]
 
 
 def test_the_container_starts_with_options_that_there_are():
