@@ -63,6 +63,12 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
         thread.join()
 
 
+def end(hub: Hub) -> None:
+    """Nobody listens there any more."""
+    hub.shutdown()
+    hub.server_close()
+
+
 @pytest.fixture
 def checkpoint() -> Checkpoint:
     return find_checkpoint(NAME, lambda _: None)
@@ -108,7 +114,7 @@ def test_what_the_hub_refuses_is_asked_once_and_says_where_was_looked(
 def test_a_hub_that_cannot_be_asked_is_named_with_the_reason(
     hub: Hub, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch, is_offline: bool
 ) -> None:
-    hub.server_close()  # nobody listens there
+    end(hub)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", is_offline)
     reason = "may not be asked, since HF_HUB_OFFLINE is set" if is_offline else "cannot be reached: .*refused"
     with pytest.raises(ModelError, match=f"{reason}, and its cache in .*cache has no such model"):
@@ -119,7 +125,7 @@ def test_a_hub_that_cannot_be_asked_is_named_with_the_reason(
 def test_a_model_in_the_cache_is_read_from_there_where_the_hub_cannot_be_asked(
     hub: Hub, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch, is_offline: bool
 ) -> None:
-    hub.server_close()
+    end(hub)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", is_offline)
     cache(constants.HF_HUB_CACHE)
     assert asked_of_hub(checkpoint) == Checkpoint(NAME, NAME, is_local=True)
