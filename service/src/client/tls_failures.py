@@ -17,8 +17,8 @@ def unconnected(error: OSError, address: str, *, is_tls: bool) -> str:
     if isinstance(error, ssl.SSLError):
         return f"no TLS with the server at {address}: {_reason(error)}; it may speak plain text"
     if is_tls and isinstance(error, (ConnectionResetError, ConnectionAbortedError, BrokenPipeError)):
-        either = f"it may speak plain text, or want {WANTED}"
-        return f"the server at {address} closed the connection in the TLS handshake: {either}"
+        one_of = f"it may speak plain text, have no room for one more, or want {WANTED}"
+        return f"the server at {address} closed the connection in the TLS handshake: {one_of}"
     return f"no server answers at {address}: {error}"
 
 
