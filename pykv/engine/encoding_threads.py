@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -37,10 +37,20 @@ class EncodingThreads:
             amount: characters of the text, or token ids.
 
         Raises:
-            BaseException: what the function raised.
+            BaseException: what the function raised; RuntimeError instead of StopIteration, which no future takes.
         """
         lane = self._short if amount <= MOST_OF_SHORT else self._long
-        return await asyncio.wrap_future(lane.submit(function, tenant, amount))
+        job = _Job(function, tenant, amount)
+        lane.submit(job)
+        try:
+            return await asyncio.wrap_future(job.future)
+        except asyncio.CancelledError:
+            lane.drop(job)
+            raise
+        finally:
+            del (
+                job
+            )  # or an error, whose traceback has this frame, would keep the text until the next collection
 
     def shut_down(self) -> None:
         """Takes nothing more; what was taken is still done."""
@@ -57,11 +67,20 @@ class _Job:
         self.amount = amount
         self.future: Future[Any] = Future()
 
-    def run(self) -> None:
-        try:
-            self.future.set_result(self.function())
-        except BaseException as error:
-            self.future.set_exception(error)
+
+def _run(function: Callable[[], Any], future: Future[Any]) -> None:
+    try:
+        result = function()
+    except StopIteration as error:
+        stopped = RuntimeError("what encodes the prompt raised StopIteration")
+        stopped.__cause__ = error
+        future.set_exception(stopped)
+    except BaseException as error:
+        future.set_exception(error)
+    else:
+        future.set_result(result)
+    finally:
+        del future  # as above
 
 
 class _Lane:
@@ -70,45 +89,53 @@ class _Lane:
     def __init__(self, name: str) -> None:
         self._thread = ThreadPoolExecutor(1, name)
         self._lock = threading.Lock()
-        self._jobs: dict[bytes, deque[_Job]] = {}
+        self._jobs: dict[bytes, OrderedDict[_Job, None]] = {}  # of each tenant those that wait, as they came
         self._line: FairLine[bytes] = FairLine()
+        self._is_at_work = self._is_shut_down = False
 
-    def submit(self, function: Callable[[], Result], tenant: bytes, amount: int) -> Future[Result]:
-        job = _Job(function, tenant, amount)
+    def submit(self, job: _Job) -> None:
         with self._lock:
-            self._thread.submit(self._run_next)  # raises once it is shut down
-            self._jobs.setdefault(tenant, deque()).append(job)
-            self._stand_in_line(tenant)
-        job.future.add_done_callback(lambda future: self._drop(job) if future.cancelled() else None)
-        return job.future
+            if self._is_shut_down:
+                raise RuntimeError("no prompt is encoded after the shutdown")
+            if not self._is_at_work:
+                self._thread.submit(self._work)
+                self._is_at_work = True
+            self._jobs.setdefault(job.tenant, OrderedDict())[job] = None
+            self._stand_in_line(job.tenant)
 
-    def _run_next(self) -> None:
-        with self._lock:
-            if not self._line:
-                return  # what this was to do is not wanted any more
-            tenant = self._line.first()
-            job = self._jobs[tenant].popleft()
-            self._line.serve(tenant, job.amount)
-            self._stand_in_line(tenant)
-            is_wanted = job.future.set_running_or_notify_cancel()
-        if is_wanted:
-            job.run()
-
-    def _drop(self, job: _Job) -> None:
+    def drop(self, job: _Job) -> None:
         """Forgets a job that is not wanted any more, if it still waits."""
         with self._lock:
-            jobs = self._jobs.get(job.tenant, deque())
+            jobs = self._jobs.get(job.tenant, {})
             if job in jobs:
-                jobs.remove(job)
+                del jobs[job]
                 self._stand_in_line(job.tenant)
+
+    def shut_down(self) -> None:
+        with self._lock:
+            self._is_shut_down = True
+        self._thread.shutdown(wait=False)
+
+    def _work(self) -> None:
+        while (job := self._next()) is not None:
+            if job.future.set_running_or_notify_cancel():
+                _run(job.function, job.future)
+
+    def _next(self) -> _Job | None:
+        with self._lock:
+            if not self._line:
+                self._is_at_work = False
+                return None
+            tenant = self._line.first()
+            job, _ = self._jobs[tenant].popitem(last=False)
+            self._line.serve(tenant, job.amount)
+            self._stand_in_line(tenant)
+            return job
 
     def _stand_in_line(self, tenant: bytes) -> None:
         jobs = self._jobs[tenant]
         if jobs:
-            self._line.put(tenant, jobs[0].amount)
+            self._line.put(tenant, next(iter(jobs)).amount)
         else:
             del self._jobs[tenant]
             self._line.forget(tenant)
-
-    def shut_down(self) -> None:
-        self._thread.shutdown(wait=False)

@@ -1,8 +1,12 @@
 """Long texts keep nobody waiting: not the interpreter, not short texts, not other tenants."""
 
 import asyncio
+import contextlib
+import gc
 import threading
 import time
+import tracemalloc
+import weakref
 from functools import partial
 
 import pytest
@@ -148,8 +152,83 @@ async def test_what_was_taken_is_done_after_the_end_and_nothing_more_is_taken(th
     await asyncio.sleep(0)
     threads.shut_down()
     may_end.set()
+    with pytest.raises(RuntimeError, match="shutdown"):
+        await threads.run(lambda: 3, tenant=b"b", amount=LONG)
+    may_end.set()
     assert await waits == 3
     await task
     with pytest.raises(RuntimeError, match="shutdown"):
         await threads.run(lambda: 3, tenant=b"b", amount=LONG)
     assert threads._long._jobs == {}
+
+
+@pytest.mark.asyncio
+async def test_a_stop_iteration_is_an_error_and_not_for_ever(threads):
+    with pytest.raises(RuntimeError, match="StopIteration") as raised:
+        await asyncio.wait_for(threads.run(lambda: next(iter(())), tenant=b"a", amount=1), 20)
+    assert isinstance(raised.value.__cause__, StopIteration)
+
+
+@pytest.mark.asyncio
+async def test_who_left_in_the_middle_leaves_the_thread_to_the_others(threads, blocked):
+    task, may_end = await blocked()
+    waits = asyncio.create_task(threads.run(lambda: 3, tenant=b"b", amount=LONG))
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    may_end.set()
+    assert await asyncio.wait_for(waits, 20) == 3
+
+
+@pytest.mark.asyncio
+async def test_those_who_left_before_their_turn_leave_no_memory_behind(threads, blocked):
+    task, may_end = await blocked()
+
+    async def begin_and_leave(number):
+        tasks = [asyncio.create_task(threads.run(int, tenant=b"b", amount=LONG)) for _ in range(number)]
+        await asyncio.sleep(0)
+        for each in tasks:
+            each.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        del tasks, each
+        await asyncio.sleep(0)  # the loop lets them go
+
+    await begin_and_leave(2000)
+    tracemalloc.start()
+    try:
+        await begin_and_leave(2000)
+        gc.collect()
+        num_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    may_end.set()
+    await task
+    assert num_bytes < 2000 * 100
+
+
+@pytest.mark.parametrize("raises", [False, True])
+@pytest.mark.asyncio
+async def test_a_text_is_let_go_once_it_is_encoded_or_refused(threads, raises):
+    """At once: the garbage collector knows nothing of the size of texts."""
+
+    class Text:
+        def encode(self):
+            if raises:
+                raise ValueError
+
+    async def encode():
+        text = Text()
+        run = threads.run(text.encode, tenant=b"a", amount=1)
+        text_is_there = weakref.ref(text)
+        del text
+        with contextlib.suppress(ValueError):
+            await run
+        return text_is_there
+
+    gc.disable()
+    try:
+        text_is_there = await encode()
+        await threads.run(int, tenant=b"a", amount=1)  # so the thread is done with the one before
+        assert text_is_there() is None
+    finally:
+        gc.enable()
