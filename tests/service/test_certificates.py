@@ -10,6 +10,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 import trustme
+import uvloop
 from h2.events import StreamReset
 from hyperframe.frame import GoAwayFrame
 from prometheus_client.parser import text_string_to_metric_families
@@ -348,6 +349,33 @@ async def test_handshakes_that_fail_are_counted_by_their_cause_and_told(
     assert {record.peer for record in told} == {HOST}
     assert "certificate has expired" in told[0].error
     assert daemon.daemon._server.num_connections == 0
+
+
+@pytest.mark.parametrize("make_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_a_client_of_pykv_that_trusts_another_authority_is_counted_as_one_that_refused(
+    start_daemon_in, make_engine, authority, make_authority, tmp_path, eventually, make_loop
+):
+    stranger = make_authority(tmp_path / "stranger")
+    chain, key = authority.issue("server", HOST)
+
+    async def refuse():
+        daemon, stop = await start_daemon_in(make_engine(), tls_cert=str(chain), tls_key=str(key))
+        async with Client(daemon.address, tls=tls_context(stranger.file)) as client:
+            with pytest.raises(ServiceError, match="certificate verify failed"):
+                await client.get_model()
+        failed = daemon.daemon._server.num_failed_handshakes
+
+        async def is_counted():
+            return any(failed.values())
+
+        await eventually(is_counted)
+        assert {cause: count for cause, count in failed.items() if count} == {
+            HandshakeFailure.REFUSED_BY_CLIENT: 1
+        }
+        await stop()
+
+    with asyncio.Runner(loop_factory=make_loop) as runner:
+        runner.run(refuse())
 
 
 @pytest.mark.asyncio

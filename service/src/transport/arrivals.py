@@ -13,7 +13,7 @@ from hyperframe.frame import SettingsFrame
 from pykv.service.bounded_log import BoundedLog
 from pykv.service.transport.connection import ServerProtocol
 from pykv.service.transport.goaway import goaway
-from pykv.service.transport.handshake import HandshakeFailure
+from pykv.service.transport.handshake import ClientHello, HandshakeFailure
 from pykv.service.transport.peers import Peers, peer_of
 
 __all__ = ["Arrivals"]
@@ -133,7 +133,9 @@ class Arrivals:
                 connection.send(SettingsFrame(0).serialize() + reason)
 
     async def _begin(self, connection: socket.socket, protocol: ServerProtocol, peer: str) -> None:
-        tls = self.tls
+        tls, hello = self.tls, ClientHello()
+        if tls is not None:
+            hello.await_of(tls)
         try:
             await self._loop.connect_accepted_socket(
                 lambda: protocol,
@@ -143,7 +145,7 @@ class Arrivals:
             )
         except OSError as error:  # the socket is closed
             if tls is not None:
-                self._tell(HandshakeFailure.of(error), peer, error)
+                self._tell(HandshakeFailure.of(error, hello), peer, error)
 
     def _tell(self, failure: HandshakeFailure, peer: str, error: OSError) -> None:
         """Counts a handshake that failed; who only looks whether the port is open, as probes do, is no news."""

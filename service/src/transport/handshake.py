@@ -1,11 +1,35 @@
 """Why TLS did not begin."""
 
 import ssl
+from contextvars import ContextVar
 from enum import Enum
 
-__all__ = ["HandshakeFailure"]
+__all__ = ["ClientHello", "HandshakeFailure"]
 
 EXPIRED, NOT_YET_VALID = 10, 9  # X509_V_ERR_CERT_HAS_EXPIRED and X509_V_ERR_CERT_NOT_YET_VALID of OpenSSL
+
+
+class ClientHello:
+    """What a client begins TLS with, to which the daemon answers with its certificate.
+
+    Attributes:
+        has_come: whether it came by the connection for which it is awaited.
+    """
+
+    def __init__(self) -> None:
+        self.has_come = False
+
+    def await_of(self, tls: ssl.SSLContext) -> None:
+        """Awaits it of the connection that is begun with this context next, and in the same task."""
+        tls.sni_callback = _note_hello
+        _awaited.set(self)
+
+
+_awaited: ContextVar[ClientHello] = ContextVar("awaited")
+
+
+def _note_hello(*_: object) -> None:
+    _awaited.get().has_come = True
 
 
 class HandshakeFailure(Enum):
@@ -28,8 +52,16 @@ class HandshakeFailure(Enum):
         return self.name.lower()
 
     @classmethod
-    def of(cls, error: OSError) -> "HandshakeFailure":
-        """What an error of asyncio's handshake stands for."""
+    def of(cls, error: OSError, hello: ClientHello) -> "HandshakeFailure":
+        """What an error of asyncio's handshake stands for.
+
+        A client on asyncio sends no alert where it refuses: it leaves once it has seen the certificate.
+        """
+        failure = cls._named_by(error)
+        return cls.REFUSED_BY_CLIENT if failure is cls.LEFT and hello.has_come else failure
+
+    @classmethod
+    def _named_by(cls, error: OSError) -> "HandshakeFailure":
         if isinstance(error, ssl.SSLCertVerificationError):
             return OF_VERIFICATION.get(error.verify_code, cls.UNTRUSTED_CERTIFICATE)
         if isinstance(error, ssl.SSLError):
