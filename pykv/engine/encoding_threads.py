@@ -106,8 +106,8 @@ class _Lane:
     def drop(self, job: _Job) -> None:
         """Forgets a job that is not wanted any more, if it still waits."""
         with self._lock:
-            jobs = self._jobs.get(job.tenant, {})
-            if job in jobs:
+            jobs = self._jobs.get(job.tenant)
+            if jobs is not None and job in jobs:
                 del jobs[job]
                 self._stand_in_line(job.tenant)
 
