@@ -1,32 +1,23 @@
-"""KV events over real sockets: order, gaps, snapshots, slow subscribers, and the same set as the core's in the end."""
+"""KV events as streams of pykv.v1 and of the gateway: order, gaps, snapshots, slow subscribers, and the same set as the
+core's in the end."""
 
 import asyncio
 import hashlib
 import itertools
-import random
-import urllib.request
 from contextlib import asynccontextmanager, suppress
 
-import msgspec
-import numpy as np
 import pytest
-import zmq
-import zmq.asyncio
 from grpclib.exceptions import GRPCError
 from h2.exceptions import StreamClosedError
 from smg_grpc_proto import vllm_engine_pb2 as vllm
 from smg_grpc_proto.generated import common_pb2 as common
 
 from pykv.client import Client, ServiceError
-from pykv.errors import ConfigError
-from pykv.events import KvEventKind, KvEvents, content_keys
+from pykv.events import content_keys
 from pykv.sampling import SamplingParams
 from pykv.service.client.channel import PatientChannel
 from pykv.service.kv_events import feed as feed_module
-from pykv.service.kv_events.feed import EventFeed
 from pykv.service.kv_events.messages import EVENTS_A_MESSAGE
-from pykv.service.kv_events.zmq_publisher import ZmqPublisher
-from pykv.service.options import ServeOptions
 from pykv.service.protocol import engine_pb2 as pb
 from pykv.service.servable import cardinality_of, path_of
 
@@ -76,33 +67,7 @@ async def following(stream, known):
             await task
 
 
-def cached_keys(engine):
-    """What the core itself says can be found."""
-    return {key.tobytes() for key in engine.snapshot_events().keys}
-
-
-@pytest.fixture
-def start(start_daemon, make_small_engine):
-    async def start(num_blocks=41, max_kv_events=10_000, **options):
-        engine = make_small_engine(num_blocks=num_blocks, max_kv_events=max_kv_events, watermark=0.0)
-        return await start_daemon(engine, max_kv_events=max_kv_events, **options)
-
-    return start
-
-
-async def load(client, count, seed=1):
-    """Random prompts, some of which begin alike, some at the same time."""
-    choices = random.Random(seed)
-
-    async def one():
-        text = chr(97 + choices.randrange(4)) * 32 + str(choices.randrange(8)) * choices.randrange(1, 200)
-        return [delta async for delta in client.generate(text, ONE)]
-
-    for _ in range(count // 4):
-        await asyncio.gather(*(one() for _ in range(4)))
-
-
-async def test_a_subscriber_follows_random_load_to_the_cores_own_set(start, eventually):
+async def test_a_subscriber_follows_random_load_to_the_cores_own_set(start, eventually, load, cached_keys):
     daemon, known = await start(), Known()
     async with Client(daemon.address) as client:
         await load(client, 12)
@@ -157,7 +122,7 @@ async def test_who_comes_back_in_time_needs_no_snapshot_and_who_does_not_gets_on
         await after.aclose()
 
 
-async def test_a_large_snapshot_comes_in_parts_that_end_with_its_number(start):
+async def test_a_large_snapshot_comes_in_parts_that_end_with_its_number(start, cached_keys):
     daemon, known = await start(num_blocks=1400), Known()
     async with Client(daemon.address) as client:
         for number in range(9):
@@ -196,7 +161,7 @@ class SlowSubscriber:
 
 
 async def test_a_slow_subscriber_loses_events_and_is_mended_by_a_snapshot(
-    start, eventually, monkeypatch, raw_open, framed
+    start, eventually, monkeypatch, raw_open, framed, load, cached_keys
 ):
     monkeypatch.setattr(feed_module, "MOST_PENDING_EVENTS", 150)
     daemon, known, quick = await start(), Known(), Known()
@@ -226,7 +191,7 @@ async def test_a_slow_subscriber_loses_events_and_is_mended_by_a_snapshot(
 
 @pytest.mark.parametrize("protocol", [pb, vllm])
 async def test_a_subscriber_that_reads_nothing_for_too_long_is_ended(
-    start, raw_open, framed, protocol, eventually
+    start, raw_open, framed, protocol, eventually, load
 ):
     daemon = await start(stall_timeout=0.1)
     connection = await raw_open(daemon.address, 1024)
@@ -245,7 +210,7 @@ async def test_a_subscriber_that_reads_nothing_for_too_long_is_ended(
     await connection.close()
 
 
-async def test_a_ring_that_overflows_shows_a_gap(start, eventually):
+async def test_a_ring_that_overflows_shows_a_gap(start, eventually, load, cached_keys):
     daemon, known = await start(max_kv_events=3), Known()
     async with Client(daemon.address) as client, following(client.kv_events(), known):
         await load(client, 40)
@@ -357,14 +322,11 @@ async def test_a_daemon_that_ends_waits_for_no_subscriber(start, collect):
         assert await rest == []
 
 
-# --- as the gateway reads them ---
-
-
 def signed(key):
     return int.from_bytes(key[:8], "big", signed=True)
 
 
-async def test_the_gateway_gets_runs_of_blocks_whose_first_parent_is_none(start, eventually):
+async def test_the_gateway_gets_runs_of_blocks_whose_first_parent_is_none(start, eventually, load):
     daemon = await start()
     host, port = daemon.address.split(":")
     method = vllm.DESCRIPTOR.services_by_name["VllmEngine"].methods_by_name["SubscribeKvEvents"]
@@ -400,210 +362,3 @@ async def test_the_gateway_gets_runs_of_blocks_whose_first_parent_is_none(start,
             assert removed[0].block_hashes
             await stream.cancel()
     channel.close()
-
-
-# --- over ZeroMQ, decoded by the types that vLLM documents ---
-
-
-class Event(msgspec.Struct, array_like=True, omit_defaults=True, tag=True):
-    pass
-
-
-class BlockStored(Event):
-    block_hashes: list[int]
-    parent_block_hash: int | None
-    token_ids: list[int]
-    block_size: int
-    lora_id: int | None
-    medium: str | None
-
-
-class BlockRemoved(Event):
-    block_hashes: list[int]
-    medium: str | None
-
-
-class AllBlocksCleared(Event):
-    pass
-
-
-class EventBatch(msgspec.Struct, array_like=True, omit_defaults=True):
-    ts: float
-    events: list[BlockStored | BlockRemoved | AllBlocksCleared]
-    data_parallel_rank: int | None = None
-
-
-class ZmqKnown:
-    def __init__(self):
-        self.hashes, self.numbers = set(), []
-
-    def apply(self, number, payload):
-        self.numbers.append(int.from_bytes(number, "big"))
-        for event in msgspec.msgpack.decode(payload, type=EventBatch).events:
-            if isinstance(event, BlockStored):
-                assert len(event.token_ids) == len(event.block_hashes) * event.block_size
-                self.hashes |= set(event.block_hashes)
-            elif isinstance(event, BlockRemoved):
-                self.hashes -= set(event.block_hashes)
-            else:
-                self.hashes.clear()
-
-
-def cached_hashes(engine):
-    return {int.from_bytes(key[:8], "big") for key in cached_keys(engine)}
-
-
-@asynccontextmanager
-async def zmq_sockets(daemon, **options):
-    context = zmq.asyncio.Context()
-    subscribing, asking = context.socket(zmq.SUB), context.socket(zmq.DEALER)
-    publishing, replaying = daemon.daemon.zmq_addresses
-    for name, value in options.items():
-        subscribing.set(getattr(zmq, name), value)
-    subscribing.connect(publishing)
-    subscribing.subscribe(b"")
-    if replaying:
-        asking.connect(replaying)
-    try:
-        yield subscribing, asking
-    finally:
-        context.destroy(linger=0)
-
-
-LOOPBACK = {"kv_events_zmq": "tcp://127.0.0.1:*", "kv_events_zmq_replay": "tcp://127.0.0.1:*"}
-
-
-async def replay(asking, known, number):
-    """As vLLM's subscribers ask for what they missed."""
-    await asking.send_multipart((b"", number.to_bytes(8, "big")))
-    while (frames := await asking.recv_multipart())[1] != (-1).to_bytes(8, "big", signed=True):
-        known.apply(*frames[1:])
-
-
-async def test_a_zmq_subscriber_follows_random_load_to_the_cores_own_set(start, eventually):
-    daemon, known = await start(**LOOPBACK), ZmqKnown()
-    async with zmq_sockets(daemon) as (subscribing, _), Client(daemon.address) as client:
-
-        async def follow():
-            while True:
-                topic, number, payload = await subscribing.recv_multipart()
-                assert topic == b""
-                known.apply(number, payload)
-
-        task = asyncio.create_task(follow())
-
-        async def is_connected():
-            await load(client, 4, seed=5)
-            return bool(known.numbers)
-
-        async def agrees():
-            return known.hashes == cached_hashes(daemon.engine)
-
-        await eventually(is_connected)
-        daemon.engine.engine.steps.reset_prefix_cache()
-        await load(client, 60)
-        await eventually(agrees)
-        task.cancel()
-    assert known.numbers == list(range(known.numbers[0], known.numbers[0] + len(known.numbers)))
-
-
-async def test_a_zmq_subscriber_that_missed_batches_is_mended_by_a_replay(start):
-    daemon, known = await start(**LOOPBACK), ZmqKnown()
-    async with Client(daemon.address) as client:
-        await load(client, 40)
-        async with zmq_sockets(daemon) as (_, asking):
-            await replay(asking, known, 0)
-    assert known.hashes == cached_hashes(daemon.engine)
-    assert len(known.hashes) > 10
-
-
-async def test_messages_that_ask_for_no_replay_are_counted_and_logged_now_and_then(start, eventually, caplog):
-    daemon, known = await start(metrics_port=0, **LOOPBACK), ZmqKnown()
-    async with zmq_sockets(daemon) as (_, asking):
-        for place in range(300):
-            await asking.send_multipart([b""] * (place % 3 + 1))
-        await replay(asking, known, 0)  # still served
-
-    def scrape():
-        with urllib.request.urlopen(f"http://{daemon.daemon.metrics_address}/metrics") as answer:
-            return answer.read().decode()
-
-    assert "pykv:kv_event_replays_refused_total 300.0" in await asyncio.to_thread(scrape)
-    assert [record.getMessage() for record in caplog.records].count("KV event replay request refused") == 1
-
-
-async def test_a_zmq_subscriber_that_does_not_read_holds_nobody_up(start):
-    daemon = await start(**LOOPBACK)
-    async with zmq_sockets(daemon, RCVHWM=1, RCVBUF=4096), Client(daemon.address) as client:
-        async with asyncio.timeout(60):
-            await load(client, 60)
-        assert daemon.engine.stats().num_live_requests == 0
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"kv_events_zmq": "tcp://0.0.0.0:5557"}, "kv_events_zmq is .*--insecure-bind"),
-        ({"kv_events_zmq": "tcp://*:5557"}, "kv_events_zmq is .*--insecure-bind"),
-        ({"kv_events_zmq_replay": "tcp://127.0.0.1:5557"}, "without kv_events_zmq"),
-    ],
-)
-async def test_addresses_that_others_could_read_are_refused(options, words):
-    with pytest.raises(ConfigError, match=words):
-        ServeOptions(**options)
-    assert ServeOptions(kv_events_zmq="ipc:///tmp/x").max_kv_events == 2**16
-
-
-async def test_an_address_that_is_taken_is_refused_by_its_option(start, start_daemon):
-    daemon = await start(kv_events_zmq="tcp://127.0.0.1:*")
-    with pytest.raises(ConfigError, match=f"kv_events_zmq cannot listen on {daemon.daemon.zmq_addresses[0]}"):
-        ZmqPublisher(EventFeed(True), daemon.daemon.zmq_addresses[0], None, 16)
-
-
-# --- the feed alone ---
-
-
-class Source:
-    def __init__(self):
-        self.listener, self.sequence = None, 0
-
-    def listen_to_events(self, listener):
-        self.listener = listener
-        return self.sequence
-
-    def snapshot_events(self):
-        return events(self.sequence, 0)
-
-    def tell(self, count, lost=0):
-        self.sequence += lost
-        told = events(self.sequence, count)
-        self.sequence += count
-        self.listener(told)
-
-
-def events(sequence, count):
-    keys = np.zeros((count, 32), np.uint8)
-    return KvEvents(
-        sequence, 0, np.full(count, KvEventKind.STORED, np.uint8), keys, keys, np.ones(count, np.bool_),
-        np.zeros((count, 16), np.int32),
-    )  # fmt: skip
-
-
-async def test_batches_are_numbered_and_what_the_engine_lost_is_a_gap():
-    feed, source = EventFeed(True), Source()
-    feed.serve(source)
-    with feed.subscribe() as subscription:
-        batches = subscription.batches()
-        start = (await anext(batches)).number
-        source.tell(2)
-        source.tell(3)
-        taken = [await anext(batches), await anext(batches)]
-        assert [(each.number - start, len(each.events), each.is_snapshot) for each in taken] == [
-            (1, 2, False),
-            (2, 3, False),
-        ]
-        source.tell(1, lost=5)
-        mended = await anext(batches)
-        assert (mended.number - start, mended.is_snapshot) == (4, True)
-        await batches.aclose()
-    assert source.listener is None
