@@ -30,14 +30,16 @@ class ScriptedServer:
             and may return bytes that are sent after what h2 has; methods that are not here are answered well.
 
     Attributes:
-        num_connections: that came.
+        is_silent: whether it sends only what the test has it say: no answer to a PING.
+        num_connections, num_pings: that came.
         calls: of each path, the connection, the writer and the stream's id of the last call.
         resets: the ids of the streams that the client left.
     """
 
     def __init__(self, answers):
         self.answers = answers
-        self.num_connections = 0
+        self.is_silent = False
+        self.num_connections = self.num_pings = 0
         self.calls, self.resets = {}, []
         self.changed = asyncio.Event()
 
@@ -62,6 +64,10 @@ class ScriptedServer:
         for step in steps:
             more = step(connection, stream_id)
             writer.write(connection.data_to_send() + (more or b""))
+
+    def answer(self, path):
+        """Ends the last call of a path as a server should."""
+        self.say(path, well)
 
     async def send(self, path, data):
         """Sends data on the last call of a path, as the client's windows let it."""
@@ -100,8 +106,11 @@ class ScriptedServer:
                         self.say(path, self.answers.get(path, well))
                     elif isinstance(event, h2.events.StreamReset):
                         self.resets.append(event.stream_id)
+                    elif isinstance(event, h2.events.PingReceived):
+                        self.num_pings += 1
                     self.changed.set()
-                writer.write(connection.data_to_send())
+                if not self.is_silent:
+                    writer.write(connection.data_to_send())
         except (ConnectionError, asyncio.CancelledError):
             return  # the client has left, or the test has ended
         finally:

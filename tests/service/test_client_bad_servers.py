@@ -1,6 +1,7 @@
 """What a broken or hostile server answers ends its call with a clear error, and no other call of the connection."""
 
 import asyncio
+import socket
 from contextlib import asynccontextmanager
 
 import pytest
@@ -18,6 +19,7 @@ from hyperframe.frame import (
 
 from pykv.client import Client, ServiceError
 from pykv.errors import ConfigError
+from pykv.service.client import events as client_events
 from pykv.service.client.channel import DEFAULT_MAX_MESSAGE_BYTES
 from pykv.service.client.reply_stream import STREAM_WINDOW_BYTES
 from pykv.service.protocol import engine_pb2 as pb
@@ -309,13 +311,21 @@ async def test_what_only_the_end_of_a_connection_can_answer_ends_its_calls_and_t
         assert server.num_connections == 2
 
 
-async def test_a_server_that_asks_for_answers_and_reads_none_is_left(scripted):
+async def test_a_server_that_asks_for_answers_and_reads_none_is_left(scripted, monkeypatch):
+    monkeypatch.setattr(client_events, "MAX_UNSENT_BYTES", 2**16)
+
+    def bounded(transport, option):
+        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, option, 4096)
+        return transport
+
     def answer(connection, stream_id):
-        server.calls[GENERATE][1].transport.pause_reading()
-        return PingFrame(0, b"12345678").serialize() * 2**19
+        bounded(server.calls[GENERATE][1].transport, socket.SO_RCVBUF).pause_reading()
+        return PingFrame(0, b"12345678").serialize() * 2**14
 
     server = scripted({GENERATE: answer})
     async with server.running() as address, Client(address) as client, asyncio.timeout(20):
+        await client.get_model()
+        bounded(client._channel._protocol.connection._transport, socket.SO_SNDBUF)
         with pytest.raises(ServiceError, match=r"^UNAVAILABLE: the server asks for answers and reads none$"):
             await anext(client.generate([5]))
         await client.get_model()

@@ -1,11 +1,7 @@
 """A server that vanishes without a word is found by a PING, and its calls end."""
 
 import asyncio
-from contextlib import asynccontextmanager
 
-import h2.config
-import h2.connection
-import h2.events
 import pytest
 from h2.errors import ErrorCodes
 
@@ -17,7 +13,7 @@ from pykv.service.transport.goaway import goaway
 
 SILENCE = r"UNAVAILABLE: the server sent nothing for 0\.1 s and did not answer a ping within 0\.1 s"
 QUICK = {"keepalive_seconds": 0.1, "keepalive_timeout_seconds": 0.1}
-MODEL = b"\0\0\0\0\0"  # a message without a field
+GENERATE, MODEL = "/pykv.v1.Engine/Generate", "/pykv.v1.Engine/GetModel"
 
 
 @pytest.fixture
@@ -26,75 +22,20 @@ def quick(monkeypatch):
     monkeypatch.setattr(client_module, "LEAST_KEEPALIVE_SECONDS", 0.0)
 
 
-class RawServer:
-    """Takes calls by hand.
+@pytest.fixture
+def busy(scripted):
+    """A server that answers no call unless a test has it do so."""
 
-    Attributes:
-        answers_pings: else it says nothing from the first call on.
-        num_connections, num_pings: that came.
-        called, pinged: set by each call, and by each ping.
-    """
+    def say_nothing(connection, stream_id):
+        pass
 
-    def __init__(self):
-        self.answers_pings = False
-        self.num_connections = self.num_pings = 0
-        self.called, self.pinged = asyncio.Event(), asyncio.Event()
-        self.open_calls = []
-
-    @asynccontextmanager
-    async def running(self):
-        server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        try:
-            yield "{}:{}".format(*server.sockets[0].getsockname())
-        finally:
-            server.close()
-
-    async def pings(self, times):
-        async with asyncio.timeout(20):
-            while self.num_pings < times:
-                self.pinged.clear()
-                await self.pinged.wait()
-
-    def answer(self):
-        """Ends all calls, each with one message."""
-        for connection, writer, stream_id in self.open_calls:
-            connection.send_headers(stream_id, [(":status", "200"), ("content-type", "application/grpc")])
-            connection.send_data(stream_id, MODEL)
-            connection.send_headers(stream_id, [("grpc-status", "0")], end_stream=True)
-            writer.write(connection.data_to_send())
-        self.open_calls.clear()
-
-    def send_away(self, reason):
-        """Says goodbye to who has calls, as to one who asks too much."""
-        for _, writer, stream_id in self.open_calls:
-            writer.write(goaway(stream_id, ErrorCodes.ENHANCE_YOUR_CALM, reason))
-
-    async def _serve(self, reader, writer):
-        self.num_connections += 1
-        connection = h2.connection.H2Connection(h2.config.H2Configuration(client_side=False))
-        connection.initiate_connection()
-        writer.write(connection.data_to_send())
-        try:
-            while data := await reader.read(65536):
-                for event in connection.receive_data(data):
-                    if isinstance(event, h2.events.StreamEnded):
-                        self.open_calls.append((connection, writer, event.stream_id))
-                        self.called.set()
-                    elif isinstance(event, h2.events.PingReceived):
-                        self.num_pings += 1
-                        self.pinged.set()
-                if self.answers_pings:
-                    writer.write(connection.data_to_send())
-        except ConnectionError:
-            return
-        finally:
-            writer.close()
+    return scripted({GENERATE: say_nothing, MODEL: say_nothing})
 
 
 @pytest.mark.asyncio
-async def test_all_calls_of_a_server_that_vanished_end_and_the_next_makes_a_new_connection(quick):
-    server = RawServer()
-    async with server.running() as address, Client(address, **QUICK) as client, asyncio.timeout(20):
+async def test_all_calls_of_a_server_that_vanished_end_and_the_next_makes_a_new_connection(quick, busy):
+    busy.is_silent = True
+    async with busy.running() as address, Client(address, **QUICK) as client, asyncio.timeout(20):
         calls = [
             asyncio.ensure_future(anext(client.generate("a"))),
             asyncio.ensure_future(client.get_model()),
@@ -102,46 +43,39 @@ async def test_all_calls_of_a_server_that_vanished_end_and_the_next_makes_a_new_
         for ended in await asyncio.gather(*calls, return_exceptions=True):
             with pytest.raises(ServiceError, match=SILENCE):
                 raise ended
-        assert (server.num_connections, server.num_pings) == (1, 1)
-        server.answers_pings = True
-        server.called.clear()
-        server.open_calls.clear()
-        call = asyncio.ensure_future(client.get_model())
-        await server.called.wait()
-        server.answer()
-        assert (await call).name == ""
-        assert server.num_connections == 2
+        assert (busy.num_connections, busy.num_pings) == (1, 1)
+        busy.is_silent = False
+        busy.answers.clear()
+        assert (await client.get_model()).name == ""
+        assert busy.num_connections == 2
 
 
 @pytest.mark.asyncio
-async def test_a_server_that_answers_is_waited_for_and_one_without_calls_is_not_asked(quick):
-    server = RawServer()
-    server.answers_pings = True
-    async with server.running() as address, Client(address, **QUICK) as client, asyncio.timeout(20):
+async def test_a_server_that_answers_is_waited_for_and_one_without_calls_is_not_asked(quick, busy):
+    async with busy.running() as address, Client(address, **QUICK) as client, asyncio.timeout(20):
         call = asyncio.ensure_future(client.get_model())
-        await server.pings(4)
-        server.answer()
+        await busy.until(lambda: busy.num_pings >= 4)
+        busy.answer(MODEL)
         await call
         keepalive = client._channel._protocol._keepalive
-        before = server.num_pings
+        before = busy.num_pings
         keepalive.stop()
         keepalive._last_heard -= 1000.0  # a long silence
         keepalive._ask()
         assert keepalive._was_heard, "it was not asked"
         call = asyncio.ensure_future(client.get_model())
-        await server.pings(before + 2)
-        server.answer()
+        await busy.until(lambda: busy.num_pings >= before + 2)
+        busy.answer(MODEL)
         await call
-        assert server.num_connections == 1
+        assert busy.num_connections == 1
 
 
 @pytest.mark.asyncio
-async def test_a_closed_client_asks_nobody(quick):
-    server = RawServer()
-    async with server.running() as address:
+async def test_a_closed_client_asks_nobody(quick, busy):
+    async with busy.running() as address:
         client = Client(address, **QUICK)
         call = asyncio.ensure_future(client.get_model())
-        await server.called.wait()
+        await busy.until(lambda: MODEL in busy.calls)
         protocol = client._channel._protocol
         await client.aclose()
         with pytest.raises(ServiceError, match="UNAVAILABLE"):
@@ -151,22 +85,17 @@ async def test_a_closed_client_asks_nobody(quick):
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize("said", ["too_many_pings", "something else"])
-async def test_a_goodbye_because_of_pings_says_so(said):
-    server = RawServer()
-    async with server.running() as address, Client(address) as client, asyncio.timeout(20):
+async def test_a_goodbye_because_of_pings_says_so(busy, said):
+    async with busy.running() as address, Client(address) as client, asyncio.timeout(20):
         call = asyncio.ensure_future(client.get_model())
-        await server.called.wait()
-        server.send_away(said)
+        await busy.until(lambda: MODEL in busy.calls)
+        busy.say(MODEL, lambda _, stream_id: goaway(stream_id, ErrorCodes.ENHANCE_YOUR_CALM, said))
         with pytest.raises(ServiceError, match=r"^UNAVAILABLE: ") as raised:
             await call
         assert ("keepalive_seconds" in str(raised.value)) == (said == "too_many_pings")
-        server.called.clear()
-        server.open_calls.clear()
-        call = asyncio.ensure_future(client.get_model())
-        await server.called.wait()
-        server.answer()
-        await call
-        assert server.num_connections == 2
+        busy.answers.clear()
+        await client.get_model()
+        assert busy.num_connections == 2
 
 
 @pytest.mark.asyncio
