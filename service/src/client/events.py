@@ -6,9 +6,9 @@ from typing import cast
 from grpclib.client import Handler
 from grpclib.config import Configuration
 from grpclib.const import Status
-from grpclib.protocol import Connection, EventsProcessor
+from grpclib.protocol import EventsProcessor
 from grpclib.utils import Wrapper
-from h2.connection import ConnectionState, H2Connection
+from h2.connection import H2Connection
 from h2.errors import ErrorCodes
 from h2.events import (
     ConnectionTerminated,
@@ -22,6 +22,7 @@ from h2.events import (
 
 from pykv.service.client.failures import ServiceError
 from pykv.service.client.reply_stream import ReplyStream
+from pykv.service.connection_window import WindowedConnection
 from pykv.service.status import ERROR_KEY, FIELD_KEY, RETRY_KEY
 
 __all__ = ["ReplyConnection", "ReplyEvents"]
@@ -41,7 +42,7 @@ MAX_UNSENT_BYTES = 2**20
 Headers = list[tuple[str, str]]
 
 
-class ReplyConnection(Connection):
+class ReplyConnection(WindowedConnection):
     """A connection whose streams are bounded.
 
     Its own window is told of all data as it comes: the streams' windows bound what waits to be read, and a call that is
@@ -54,10 +55,8 @@ class ReplyConnection(Connection):
     def __init__(
         self, h2: H2Connection, transport: object, config: Configuration, max_message_bytes: int
     ) -> None:
-        super().__init__(h2, transport, config=config)  # type: ignore[arg-type]
-        self.h2 = h2
+        super().__init__(h2, transport, config)
         self._max_message_bytes = max_message_bytes
-        self._num_to_give_back = 0
         self._num_unsent = 0
 
     @property
@@ -77,15 +76,6 @@ class ReplyConnection(Connection):
         if stream_id is not None:
             raise ValueError(f"stream_id is {stream_id}: allowed is None, since the server begins no streams")
         return ReplyStream(self, self.h2, self._max_message_bytes, wrapper)
-
-    def ack(self, stream_id: int, size: int) -> None:
-        """Opens the connection's window again for so many bytes; a stream opens its own."""
-        self._num_to_give_back += size
-        is_much = self._num_to_give_back >= self._config.http2_connection_window_size // 4
-        if is_much and self.h2.state_machine.state is not ConnectionState.CLOSED:
-            self.h2.increment_flow_control_window(self._num_to_give_back)
-            self._num_to_give_back = 0
-            self.flush()
 
 
 class ReplyEvents(EventsProcessor):

@@ -6,7 +6,7 @@ from typing import cast
 from grpclib.config import Configuration
 from grpclib.const import Status
 from grpclib.metadata import encode_bin_value, encode_grpc_message
-from grpclib.protocol import Connection, EventsProcessor, Stream
+from grpclib.protocol import EventsProcessor, Stream
 from grpclib.utils import Wrapper
 from h2.connection import ConnectionState, H2Connection
 from h2.errors import ErrorCodes
@@ -23,6 +23,7 @@ from h2.events import (
 )
 
 from pykv.service.bounded_log import BoundedLog
+from pykv.service.connection_window import WindowedConnection
 from pykv.service.status import retry_details, retry_metadata
 from pykv.service.transport.frame_meter import FrameMeter
 from pykv.service.transport.goaway import goaway
@@ -46,7 +47,7 @@ RETRY_SECONDS = 1.0
 Headers = list[tuple[str, str]]
 
 
-class BoundedConnection(Connection):
+class BoundedConnection(WindowedConnection):
     """A connection whose streams are bounded.
 
     Attributes:
@@ -62,8 +63,7 @@ class BoundedConnection(Connection):
         meter: FrameMeter,
         incoming: Incoming,
     ) -> None:
-        super().__init__(h2, writer.as_transport(), config=config)
-        self.h2 = h2
+        super().__init__(h2, writer.as_transport(), config)
         self._writer = writer
         self._limits = limits
         self.meter = meter
@@ -72,7 +72,6 @@ class BoundedConnection(Connection):
         self.incoming = incoming
         self.sharer = incoming.sharer
         self.stream_window = config.http2_stream_window_size
-        self._num_to_give_back = 0
         self.whole: set[int] = set()
 
     @property
@@ -100,15 +99,6 @@ class BoundedConnection(Connection):
         """Asks the peer for an answer."""
         if not self.is_closing():
             self.h2.ping(PING_DATA)
-            self.flush()
-
-    def ack(self, stream_id: int, size: int) -> None:
-        """Opens the connection's window again for as many bytes as were taken; a stream opens its own."""
-        self._num_to_give_back += size
-        is_much = self._num_to_give_back >= self._config.http2_connection_window_size // 4
-        if is_much and self.h2.state_machine.state is not ConnectionState.CLOSED:
-            self.h2.increment_flow_control_window(self._num_to_give_back)
-            self._num_to_give_back = 0
             self.flush()
 
     def feed(self, data: bytes) -> list[Event]:
