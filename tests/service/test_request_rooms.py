@@ -11,6 +11,7 @@ from h2.events import ConnectionTerminated, PingAckReceived
 from pykv.service.protocol import engine_pb2 as pb
 from pykv.service.transport import Offence, room_queue
 from pykv.service.transport import incoming as incoming_module
+from pykv.service.transport.incoming import Incoming
 from pykv.service.transport.request_memory import CALL_BYTES, OWN_BYTES
 from pykv.service.transport.room import Room
 from pykv.service.transport.shared_budget import Sharer
@@ -94,6 +95,13 @@ async def test_only_who_sent_nothing_for_its_room_is_sent_away(
     start_daemon, raw_open, framed, eventually, monkeypatch, more
 ):
     monkeypatch.setattr(incoming_module, "SLOW_AT_ONCE", 1)
+    heard, hear = [], Incoming.hear
+
+    def note(self, room, num_bytes):
+        hear(self, room, num_bytes)
+        heard.append(num_bytes)
+
+    monkeypatch.setattr(Incoming, "hear", note)
     daemon = await start_daemon(
         request_memory=2_400_000, max_message_size=200_000, control_frames_per_second=0.001
     )
@@ -110,7 +118,7 @@ async def test_only_who_sent_nothing_for_its_room_is_sent_away(
     await first.flush()
 
     async def all_have_come():
-        return sum(room.num_come for room in memory._large._pool._silent) == 3 * more
+        return sum(heard) == 3 * more
 
     await eventually(all_have_come)
     waiting = [await second.send(GENERATE, framed(b"", length=200_000), end_stream=False) for _ in range(3)]
