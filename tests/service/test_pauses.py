@@ -134,16 +134,28 @@ async def test_a_client_that_stays_away_is_ended_with_a_status_while_others_go_o
 ):
     """The first token of each of its samples is more than may wait: the pause comes with what it does not read."""
     daemon = await start_in_step(make_real_engine(max_pending_tokens=PENDING), stall_timeout=0.3)
+    num_read = 0
     async with Client(daemon.address) as client:
-        params = SamplingParams(max_tokens=3000, temperature=0, ignore_eos=True)
-        other = client.generate([3], params)
-        await anext(other)
-        connection, stream_id = await stop_reading(daemon, num_samples=PENDING + 2)
+
+        async def read():
+            nonlocal num_read
+            params = SamplingParams(max_tokens=4000, temperature=0, ignore_eos=True)
+            async for delta in client.generate([3], params):
+                num_read += len(delta.token_ids)
+
+        reading = asyncio.create_task(read())
+        connection, stream_id = await stop_reading(daemon, length=10, num_samples=PENDING + 2)
         status, message = await connection.status(stream_id)
         assert status == RESOURCE_EXHAUSTED
         assert "read nothing for 0.3 s" in message
-        assert (await anext(other)).token_ids
-        await other.aclose()
+        num_before = num_read
+
+        async def goes_on():
+            return num_read > num_before
+
+        await eventually(goes_on)
+        assert not reading.done()
+        reading.cancel()
 
     async def is_empty():
         stats = await asyncio.to_thread(daemon.engine.stats)
