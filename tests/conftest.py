@@ -6,11 +6,15 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from pykv import CodecFormat, kv_format, register_kv_format
 
 if TYPE_CHECKING:
     import torch
+
+settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("busy")  # how long an example takes says nothing where the machine has other work
 
 
 class FourBits(CodecFormat):

@@ -156,6 +156,7 @@ async def test_a_client_that_stays_away_is_ended_with_a_status_while_others_go_o
         await eventually(goes_on)
         assert not reading.done()
         reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
 
     async def is_empty():
         stats = await asyncio.to_thread(daemon.engine.stats)

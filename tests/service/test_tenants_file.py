@@ -82,7 +82,7 @@ HOSTILE = {
     "digits": "max_in_flight = " + "1" * 5000,
     "hex": "max_in_flight = 0x" + "1" * 5000,
     "brackets": "x = " + "[" * 100_000,
-    "tables": "max_in_flight" + ".a" * 20_000 + " = 1",
+    "tables": "max_in_flight" + ".a" * 5_000 + " = 1",
     "key": "k" * 100_000 + " = 1",
     "text": "max_in_flight = '" + "x" * 100_000 + "'",
     "size": "#" * 2**20 + " a remark",

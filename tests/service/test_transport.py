@@ -75,7 +75,9 @@ async def window_after(raw, calls):
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("num_calls", [600, pytest.param(20_000, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "num_calls", [600, pytest.param(20_000, marks=[pytest.mark.long, pytest.mark.timeout(600)])]
+)
 async def test_early_rejections_give_the_connections_window_back(raw, framed, num_calls):
     """Each call ends before the server has read all of its message."""
 
@@ -89,7 +91,9 @@ async def test_early_rejections_give_the_connections_window_back(raw, framed, nu
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("num_calls", [1500, pytest.param(20_000, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "num_calls", [1500, pytest.param(20_000, marks=[pytest.mark.long, pytest.mark.timeout(600)])]
+)
 async def test_unary_calls_that_fail_give_the_connections_window_back(
     start_daemon, raw_open, framed, num_calls
 ):
