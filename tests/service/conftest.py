@@ -236,11 +236,11 @@ async def raw(daemon):
 
 
 @pytest.fixture
-def open_raw(daemon):
+def open_raw(daemon, raw_open):
     """Opens a connection by hand: `await open_raw(initial_window=None)`."""
 
     async def open_connection(initial_window=None, address=None):
-        return await raw_connection.RawConnection.open(address or daemon.address, initial_window)
+        return await raw_open(address or daemon.address, initial_window)
 
     return open_connection
 
@@ -313,7 +313,17 @@ def run_soak():
 @pytest.fixture
 def raw_open():
     """Opens a connection by hand to an address: `await raw_open(address)`."""
-    return raw_connection.RawConnection.open
+    opened = []
+
+    async def open_connection(address, initial_window=None):
+        connection = await raw_connection.RawConnection.open(address, initial_window)
+        opened.append(connection.writer.transport)
+        return connection
+
+    yield open_connection
+    for transport in opened:  # of a test that failed; else the next one finds them
+        if not transport.is_closing():
+            transport.abort()
 
 
 @pytest.fixture

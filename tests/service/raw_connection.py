@@ -1,6 +1,7 @@
 """A client that speaks HTTP/2 by hand, so that it can misbehave."""
 
 import asyncio
+import ssl
 import struct
 
 import h2.config
@@ -134,7 +135,7 @@ class RawConnection:
         self.writer.close()
         try:
             await self.writer.wait_closed()
-        except ConnectionError:
+        except (ConnectionError, ssl.SSLError):  # data of the server's crossed its end
             return
 
     def abort(self):

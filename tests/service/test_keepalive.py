@@ -60,11 +60,13 @@ async def test_the_calls_of_a_peer_that_has_vanished_end_and_their_blocks_are_fr
     connection = await open_raw(initial_window=0, address=daemon.address)
     connection.request(GENERATE, framed(asking(400)))
     await connection.flush()
+    answering = asyncio.create_task(connection.answer())
 
     async def is_paused():
         return engine.stats().num_paused == 1
 
     await eventually(is_paused)
+    answering.cancel()
     assert engine.stats().blocks_active > 0
     await has_gone(daemon, eventually)
     await daemon.daemon._calls.wait_idle()
