@@ -164,6 +164,16 @@ impl EvictionOrder {
         }
     }
 
+    /// Takes all out.
+    pub(crate) fn clear(&mut self) {
+        self.lanes.clear();
+        if let Some(shares) = &mut self.shares {
+            shares.lanes.clear();
+            shares.over.clear();
+            shares.is_over.fill(false);
+        }
+    }
+
     /// The block to evict next.
     pub(crate) fn first(&self) -> Option<BlockId> {
         let (block, lane) = self.lanes.first(0)?;
