@@ -39,12 +39,12 @@ impl Reserve {
     /// Tokens that are kept back from the decodes of a rank.
     pub(super) fn kept_from(&mut self, rank: u64) -> usize {
         self.reach(rank);
-        self.most.min(self.earlier + self.to_start(rank))
+        self.most.min(self.earlier + self.of_starting(rank))
     }
 
     /// Tokens that are kept back from the chunks of a rank.
     pub(super) fn kept_to_start(&self, rank: u64) -> usize {
-        self.most.min(self.to_start(rank))
+        self.most.min(self.of_starting(rank))
     }
 
     /// A prompt is to start in this step, with a first chunk of some tokens.
@@ -58,7 +58,7 @@ impl Reserve {
     }
 
     /// The first chunk of the one that starts, if that is of an earlier rank.
-    fn to_start(&self, rank: u64) -> usize {
+    fn of_starting(&self, rank: u64) -> usize {
         self.starting.filter(|&(first, _)| first < rank).map_or(0, |(_, num_tokens)| num_tokens)
     }
 
