@@ -66,7 +66,7 @@ class SchedulerConfig:
             equal shares of tokens for all tenants (virtual token counters; Sheng et al., OSDI 2024).
         max_passes: how often a waiting sequence may be passed by later ones before all others wait for it.
         preempt_lower_ranks: whether a waiting request may push out running ones of a later priority; under "priority",
-            its prompt also gets up to half of `max_num_batched_tokens` before their decodes.
+            its prompt also gets up to half of `max_num_batched_tokens` before their decodes and prompts.
         partial_block_reuse: where a prompt's hit ends inside a cached block, the fewest tokens of that block that are
             reused by copying it (`copy_pairs`), up to `block_size - 1`; 0: none are, a hit is whole blocks.
         max_queued_requests: sequences that may wait; a request counts each of its samples.

@@ -10,9 +10,9 @@ from pykv.cli.option import Option, add_options
 from pykv.cli.parser import Parser, integer, number, reader
 from pykv.errors import ConfigError
 from pykv.field_checks import shown
-from pykv.simulator.cost import DEFAULT_COST
 from pykv.simulator.options import ALLOCATORS
 from pykv.simulator.policy import POLICIES, PRODUCTION_POLICIES
+from pykv.simulator.step_cost import DEFAULT_COST
 
 __all__ = ["OPTIONS", "parser", "read_sweep"]
 

@@ -12,10 +12,11 @@ from pykv.field_checks import as_boolean, as_integer, as_number_in, one_of, opti
 from pykv.kv_format import BF16, KvFormat, kv_format_of
 from pykv.near_names import near_or_all
 from pykv.planner.sizes import read_bytes
-from pykv.simulator.cost import CostModel, StepCost, read_cost
+from pykv.simulator.cost import CostModel
 from pykv.simulator.policy import POLICIES, PRODUCTION_POLICIES, EvictionPolicy
 from pykv.simulator.pool_size import blocks_in
 from pykv.simulator.served_model import served_model
+from pykv.simulator.step_cost import StepCost, read_cost
 
 __all__ = ["ALLOCATORS", "MAX_BLOCKS", "SCHEDULER_OPTIONS", "ReplayOptions", "read_replay_options"]
 

@@ -12,10 +12,10 @@ from pykv import _core
 from pykv.errors import ConfigError
 from pykv.field_checks import as_integer, is_integer, refuse, shown
 from pykv.scheduler import SchedulerConfig
-from pykv.simulator.cost import StepCost
 from pykv.simulator.options import MAX_BLOCKS, ReplayOptions, read_replay_options
 from pykv.simulator.policy import EvictionPolicy, ranking_of
 from pykv.simulator.result import ReplayResult, TimedReport
+from pykv.simulator.step_cost import StepCost
 from pykv.simulator.timed_report import timed_report
 from pykv.simulator.trace import Trace, read_trace
 

@@ -522,5 +522,6 @@ TestSchedulerMachine.settings = settings(max_examples=600, stateful_step_count=3
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1200)
 class TestSchedulerMachineLong(SchedulerMachine.TestCase):
     settings = settings(max_examples=5_000, stateful_step_count=80, deadline=None)

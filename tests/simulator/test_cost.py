@@ -10,9 +10,9 @@ import pytest
 import pykv
 from pykv.kv_format import kv_format_of
 from pykv.planner.tables import gpu_names, gpu_table
-from pykv.simulator.cost import read_cost
 from pykv.simulator.roofline import EFFICIENCY, HOST_BANDWIDTH, STEP_SECONDS
 from pykv.simulator.served_model import served_model
+from pykv.simulator.step_cost import read_cost
 
 
 def test_a_model_that_was_saved_is_the_same_when_loaded(tmp_path: Path) -> None:

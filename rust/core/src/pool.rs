@@ -165,12 +165,16 @@ impl BlockPool {
         self.word(block).fetch_or(PUBLISHED, Ordering::AcqRel);
     }
 
-    /// Takes a block out of the tree; it becomes free at once if nobody uses it.
-    pub(crate) fn unpublish(&self, block: BlockId) {
-        let before = self.word(block).fetch_and(!PUBLISHED, Ordering::AcqRel);
-        if before & PUBLISHED != 0 && before & REFERENCES == 0 {
-            self.inner.free.push(block);
+    /// Takes blocks out of the tree. Those that nobody uses become free at once, the last one on top.
+    pub(crate) fn unpublish(&self, blocks: impl IntoIterator<Item = BlockId>) {
+        let mut free = Chain::new();
+        for block in blocks {
+            let before = self.word(block).fetch_and(!PUBLISHED, Ordering::AcqRel);
+            if before & PUBLISHED != 0 && before & REFERENCES == 0 {
+                self.inner.free.link(&mut free, block);
+            }
         }
+        self.inner.free.push_chain(free);
     }
 
     /// Hands out the blocks whose last reference was given back since the last call, in an order in which a block comes
@@ -243,7 +247,7 @@ mod tests {
         let mut returned = Vec::new();
         pool.take_returned(&mut returned);
         assert_eq!(returned, blocks);
-        pool.unpublish(blocks[0]);
+        pool.unpublish([blocks[0]]);
         assert_eq!(pool.count().free, 4);
     }
 

@@ -146,6 +146,49 @@ fn among_decodes(config: SchedulerConfig, num_decodes: usize) -> Engine {
     engine
 }
 
+/// The steps until an urgent prompt has its first token, which comes when long prompts of a late rank are being computed.
+fn steps_to_first_token(config: SchedulerConfig, late: &[usize], urgent_len: usize) -> usize {
+    let mut engine = Engine::new(SchedulerConfig {
+        num_blocks: 1000,
+        max_model_len: 1000,
+        queue_order: QueueOrder::Priority,
+        ..config
+    });
+    for (seed, &len) in late.iter().enumerate() {
+        submit(&mut engine, Submission { priority: 5, ..Submission::new(&prompt(seed as u32 + 1, len)) });
+    }
+    engine.step();
+    let tokens = vec![77; urgent_len];
+    let urgent = submit(&mut engine, Submission::new(&tokens)).get();
+    let before = engine.num_steps;
+    while !engine.outputs.contains_key(&(urgent, 0)) {
+        assert!(engine.step());
+    }
+    let num_steps = engine.num_steps - before;
+    engine.run();
+    assert_eq!(engine.outputs[&(urgent, 0)], engine.expected(&tokens, 0, 2));
+    for (request, &len) in late.iter().enumerate() {
+        let tokens = prompt(request as u32 + 1, len);
+        assert_eq!(engine.outputs[&(request as u64, 0)], engine.expected(&tokens, 0, 2));
+    }
+    assert_eq!(engine.scheduler.stats().preemptions, 0);
+    num_steps
+}
+
+#[test]
+fn an_urgent_prompt_does_not_wait_for_the_prompts_of_a_later_rank() {
+    let cases = [(true, 6, 1), (true, 8, 1), (true, 9, 2), (true, 24, 2), (true, 40, 3), (false, 6, 19)];
+    for (preempt_lower_ranks, urgent_len, num_steps) in cases {
+        let config = SchedulerConfig {
+            max_num_batched_tokens: 16,
+            preempt_lower_ranks,
+            ..config(QueueOrder::Priority)
+        };
+        let found = steps_to_first_token(config, &[300], urgent_len);
+        assert_eq!(found, num_steps, "{preempt_lower_ranks}, {urgent_len} tokens");
+    }
+}
+
 #[test]
 fn what_an_urgent_prompt_cannot_use_of_a_step_the_decodes_of_later_ranks_have() {
     let mut engine = among_decodes(
@@ -198,6 +241,23 @@ proptest! {
         prompts in vec((0usize..45, 1usize..60, 0i32..3), 1..12),
     ) {
         steps_leave_no_decode_out(max_chunk_tokens, partial_block_reuse, &prompts);
+    }
+
+    #[test]
+    fn an_urgent_prompt_takes_a_step_more_than_alone_at_most(
+        max_num_batched_tokens in 2usize..40,
+        max_chunk_tokens in prop_oneof![Just(usize::MAX), 1usize..40],
+        late in vec(600usize..700, 1..4),
+        urgent_len in 1usize..120,
+    ) {
+        let config = SchedulerConfig {
+            max_num_batched_tokens,
+            max_chunk_tokens,
+            preempt_lower_ranks: true,
+            ..config(QueueOrder::Priority)
+        };
+        let alone = steps_to_first_token(config.clone(), &[], urgent_len);
+        prop_assert!(steps_to_first_token(config, &late, urgent_len) <= alone + 1);
     }
 }
 

@@ -48,6 +48,13 @@ impl Checkpoints {
         }
     }
 
+    /// All nodes leave the tree.
+    pub(super) fn clear(&mut self) {
+        for slot in self.of_node.drain(..).filter(|&slot| slot != StateSlot::INITIAL) {
+            self.arena.drop_checkpoint(slot);
+        }
+    }
+
     fn attach(&mut self, node: NodeId, slot: StateSlot) {
         if node.index() >= self.of_node.len() {
             self.of_node.resize(node.index() + 1, StateSlot::INITIAL);

@@ -64,7 +64,6 @@ pub(super) struct EventLog {
     dropped: u64,
     /// Each node's key and its parent's.
     keys: Vec<(ContentKey, ContentKey)>,
-    is_clearing: bool,
 }
 
 impl EventLog {
@@ -77,7 +76,6 @@ impl EventLog {
             sequence: 0,
             dropped: 0,
             keys: Vec::new(),
-            is_clearing: false,
         }
     }
 
@@ -173,7 +171,6 @@ impl PrefixCache {
     /// A node that was stored is about to be taken out.
     pub(super) fn log_removed(&mut self, node: NodeId) {
         if let Some(log) = &mut self.events
-            && !log.is_clearing
             && self.tree.is_computed(node)
         {
             let key = log.keys[node.index()].0;
@@ -181,11 +178,9 @@ impl PrefixCache {
         }
     }
 
-    /// All nodes are taken out at once between these two calls.
-    pub(super) fn log_clearing(&mut self, is_clearing: bool) {
-        let Some(log) = &mut self.events else { return };
-        log.is_clearing = is_clearing;
-        if !is_clearing {
+    /// All nodes were taken out at once.
+    pub(super) fn log_cleared(&mut self) {
+        if let Some(log) = &mut self.events {
             log.push(Event { kind: EventKind::Cleared, key: NO_KEY, parent: NO_KEY, is_first: false }, &[]);
         }
     }

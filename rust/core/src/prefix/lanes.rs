@@ -151,6 +151,16 @@ impl Lanes {
         set.len -= 1;
     }
 
+    /// Takes all blocks out. The sets stay.
+    pub(crate) fn clear(&mut self) {
+        self.links.truncate(self.num_blocks as usize);
+        (0..).zip(&mut self.links).for_each(|(place, links)| *links = Links::alone(place));
+        self.lists.clear();
+        self.vacant.clear();
+        self.lanes.fill(Lane::default());
+        self.sets.fill(Set::default());
+    }
+
     /// The oldest block of a set's lowest lane, and that lane.
     pub(crate) fn first(&self, set: usize) -> Option<(BlockId, usize)> {
         let occupied = self.sets[set].occupied;

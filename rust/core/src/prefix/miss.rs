@@ -97,6 +97,11 @@ pub(super) struct AllScopes {
 const ANY_SCOPE: Fingerprint = Fingerprint::of_root(0);
 
 impl AllScopes {
+    pub(super) fn clear(&mut self) {
+        self.by_node.clear();
+        self.counts.clear();
+    }
+
     fn above(&self, parent: NodeId) -> Fingerprint {
         if parent == NodeId::ROOT { ANY_SCOPE } else { self.by_node[parent.index()] }
     }

@@ -447,23 +447,21 @@ impl PrefixCache {
     pub fn reset(&mut self) {
         self.pins.clear();
         self.adopt_returned();
-        self.log_clearing(true);
-        let nodes: Vec<NodeId> = self.tree.iter().collect();
-        // Children before their parents: a node is taken out when nothing hangs below it.
-        let mut leaves: Vec<NodeId> =
-            nodes.into_iter().filter(|&node| self.tree.num_children(node) == 0).collect();
-        while let Some(node) = leaves.pop() {
-            let parent = self.tree.parent(node);
-            self.detach_all(node);
-            self.remove(node);
-            if parent != NodeId::ROOT && self.tree.num_children(parent) == 0 {
-                leaves.push(parent);
-            }
-        }
+        // List by list: one node after the other would look each up in a table far larger than a processor's caches.
+        self.order.clear();
+        self.pool.unpublish(self.tree.all_blocks());
+        self.tree.scopes().for_each(|scope| self.scopes.leave(scope));
+        self.tree.clear();
+        self.tracked.clear();
+        self.checkpoints.iter_mut().for_each(|checkpoints| checkpoints.clear());
+        self.heads.iter_mut().for_each(|heads| heads.clear());
+        self.all_scopes.iter_mut().for_each(|scopes| scopes.clear());
+        self.evicted_keys.clear();
+        self.path.clear();
+        self.hits = 0;
         self.pool.note_reset();
         self.generation = self.pool.num_resets();
-        self.evicted_keys.clear();
-        self.log_clearing(false);
+        self.log_cleared();
     }
 
     /// Fills `path` with the nodes that `tokens` begin with. Returns how many of them every group can serve.

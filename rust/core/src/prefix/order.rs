@@ -109,18 +109,22 @@ impl EvictionOrder {
         self.place(block, self.lane_of(standing), standing.owner, self.used, None);
     }
 
-    /// Has a listed block stand where it should now. What the policy has moved to a lower lane stays there. `above` is the
-    /// block that it follows in its sequence: where that one is in its place already, the block comes before it.
+    /// Has a listed block stand where it should now. What the policy has moved to a lower lane stays there, unless the block
+    /// comes down for another reason. `above` is the block that it follows in its sequence: where that one is in its place
+    /// already, the block comes before it.
     pub(crate) fn relist(&mut self, block: BlockId, standing: Standing, above: Option<BlockId>) {
         let Some(lane) = self.lanes.lane(block) else { return };
-        let group = self.lane_of(standing) / MAX_LANES;
+        let own_lane = self.lane_of(standing);
+        let group = own_lane / MAX_LANES;
         let owner = self.shares.as_ref().and_then(|shares| shares.lanes.set(block));
         if lane / MAX_LANES == group && owner == standing.owner.map(|owner| owner as usize) {
             return;
         }
         let used = self.lanes.used(block).filter(|_| self.keeps_uses).unwrap_or(self.used);
         let above = above.filter(|&above| self.contains(above));
-        let lane = group * MAX_LANES + lane % MAX_LANES;
+        let comes_down = group < lane / MAX_LANES;
+        // What hangs below it may have come down before the policy has moved it: then that stands in the lane of its hits.
+        let lane = if comes_down { own_lane } else { group * MAX_LANES + lane % MAX_LANES };
         let lane = above.and_then(|above| self.lane(above)).map_or(lane, |above| above.min(lane));
         self.remove(block);
         self.place(block, lane, standing.owner, used, above);
@@ -161,6 +165,16 @@ impl EvictionOrder {
         self.lanes.remove(block);
         if let Some(shares) = &mut self.shares {
             shares.remove(block);
+        }
+    }
+
+    /// Takes all out.
+    pub(crate) fn clear(&mut self) {
+        self.lanes.clear();
+        if let Some(shares) = &mut self.shares {
+            shares.lanes.clear();
+            shares.over.clear();
+            shares.is_over.fill(false);
         }
     }
 

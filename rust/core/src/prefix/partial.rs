@@ -48,6 +48,11 @@ impl Heads {
         Self { min_run, newest: HashTable::new(), neighbours: Vec::new() }
     }
 
+    pub(super) fn clear(&mut self) {
+        self.newest.clear();
+        self.neighbours.clear();
+    }
+
     fn list(&mut self, tree: &Tree, node: NodeId) {
         if node.index() >= self.neighbours.len() {
             self.neighbours.resize(node.index() + 1, ALONE);

@@ -311,7 +311,7 @@ impl PrefixCache {
             self.order.remove(block);
         }
         self.tree.set_block(node, group, BlockId::NULL);
-        self.pool.unpublish(block);
+        self.pool.unpublish([block]);
     }
 
     pub(super) fn detach_all(&mut self, node: NodeId) {

@@ -146,6 +146,16 @@ impl Tracked {
         }
     }
 
+    /// All nodes are gone, and with them the sessions that have no request.
+    pub(super) fn clear(&mut self) {
+        for marks in self.marks.drain(..) {
+            if let Owner::Tenant(owner) = marks.owner {
+                self.shares.leave(owner);
+            }
+        }
+        self.sessions.drop_all_tips();
+    }
+
     fn marks(&self, node: NodeId) -> Marks {
         self.marks.get(node.index()).copied().unwrap_or(UNTRACKED)
     }

@@ -255,6 +255,21 @@ impl Sessions {
         kept
     }
 
+    /// No block is left in the cache: all tips are gone, and with them the sessions that have no request.
+    pub(crate) fn drop_all_tips(&mut self) {
+        self.tips.clear();
+        self.vacant_tips.clear();
+        self.lists.clear();
+        self.vacant_lists.clear();
+        for number in 0..self.entries.len() {
+            let Some(session) = &mut self.entries[number] else { continue };
+            session.tips.clear();
+            if session.num_requests == 0 {
+                self.remove(SessionId(number as u32));
+            }
+        }
+    }
+
     /// The last of some tips' blocks have left the cache: the tips are gone. Returns sessions that are left with nothing.
     pub(crate) fn drop_list(&mut self, list: TipListId) -> Vec<SessionId> {
         let tips = std::mem::take(&mut self.lists[list.0 as usize].tips);

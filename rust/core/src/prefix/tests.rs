@@ -211,6 +211,53 @@ fn a_reset_makes_nothing_findable_and_frees_what_is_in_use_only_later() {
     fixture.cache.check().unwrap();
 }
 
+/// Runs prompts of a tenant's session and tells all that can be asked of the cache afterwards, but for what counts on.
+fn run_and_ask(cache: &mut PrefixCache) -> impl PartialEq + std::fmt::Debug + use<> {
+    let retention = Retention { session: Some(b"session"), tenant: b"tenant", ..Retention::default() };
+    let mut found = Vec::new();
+    for (scope, first, len) in [("a", 0, 12), ("b", 0, 12), ("a", 50, 24), ("a", 0, 10), ("a", 2, 6)] {
+        let (scope, tokens) = (cache.enter_scope(scope.as_bytes()), prompt(first, len));
+        let lease = cache.open_lease(&retention);
+        let (mut tables, mut cursor) = cache.share(scope, &tokens, usize::MAX);
+        let partial = cache.probe_partial(scope, &tokens);
+        found.push((cursor.published, partial, cache.misses(scope, &tokens, cursor.published, 0)));
+        let missing = len.div_ceil(4) - cursor.published;
+        cache.extend(&mut tables[0], missing).unwrap();
+        cache.publish(&mut tables, &mut cursor, scope, &tokens, tokens.len());
+        cache.mark(cursor, &lease);
+        drop(tables);
+        cache.close_lease(lease, 0.0);
+        cache.leave_scope(scope);
+        cache.check().unwrap();
+    }
+    let events = cache.take_events();
+    let asked = (cache.counts(), cache.owned_blocks(b"tenant"), cache.num_sessions(), cache.num_scopes());
+    (found, asked, events.kinds, events.keys)
+}
+
+#[test]
+fn after_a_reset_a_cache_is_as_new() {
+    let options = CacheOptions {
+        eviction: &eviction::SegmentedLru,
+        tenant_share: 0.5,
+        max_events: 100,
+        tells_other_scopes: true,
+        partial_reuse: 1,
+        ..CacheOptions::default()
+    };
+    let pool = BlockPool::new(10, BlockSize::new(4).unwrap()).unwrap();
+    let mut cache = PrefixCache::with_options(pool, &[LayerGroup::Full], options).unwrap();
+    let first = run_and_ask(&mut cache);
+    assert!(cache.evictions() > 0 && cache.owned_blocks(b"tenant") > 0);
+    for _ in 0..2 {
+        cache.reset();
+        assert_eq!(cache.counts(), BlockCounts { free: 9, cached: 0, active: 0, total: 9 });
+        assert_eq!((cache.num_scopes(), cache.num_sessions(), cache.owned_blocks(b"tenant")), (0, 0, 0));
+        assert_eq!(cache.take_events().kinds, [EventKind::Cleared as u8]);
+        assert_eq!(run_and_ask(&mut cache), first);
+    }
+}
+
 #[test]
 fn announced_blocks_are_shared_at_once_and_gone_when_withdrawn() {
     let mut fixture = fixture(8, u64::MAX);

@@ -306,6 +306,29 @@ impl Tree {
         self.vacant.push(id);
     }
 
+    /// Takes all nodes out. Their numbers start anew.
+    pub(crate) fn clear(&mut self) {
+        self.children.clear();
+        self.nodes.truncate(1);
+        self.nodes[NodeId::ROOT.index()].num_children = 0;
+        self.blocks.truncate(self.num_groups);
+        self.tokens.truncate(self.key_size.tokens());
+        self.vacant.clear();
+        self.hits.clear();
+    }
+
+    /// The blocks of all nodes, those published last first.
+    pub(crate) fn all_blocks(&self) -> impl Iterator<Item = BlockId> {
+        // Of a node that was taken out no block is left.
+        self.blocks.iter().rev().copied().filter(|&block| block != BlockId::NULL)
+    }
+
+    /// What nodes bind, once for each node that binds anything.
+    pub(crate) fn scopes(&self) -> impl Iterator<Item = ScopeId> {
+        let nodes = self.nodes[1..].iter().filter(|node| node.num_children != VACANT);
+        nodes.map(|node| node.scope).filter(|&scope| scope != ScopeId::UNBOUND)
+    }
+
     /// One more than the highest number that a node has had.
     pub(crate) fn num_numbers(&self) -> usize {
         self.nodes.len()

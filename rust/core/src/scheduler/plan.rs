@@ -2,7 +2,8 @@
 //!
 //! 1. Sequences with one token left to compute, the oldest first: each gets a block if it needs one, if need be by
 //!    preempting younger ones. Where earlier ranks push later ones out, their prompts come first, up to half of the budget.
-//! 2. Chunks of the prompts that run already.
+//! 2. Chunks of the prompts that run already, in the same order. Those of a rank behind the one that is about to start leave
+//!    it the same half.
 //! 3. Waiting sequences, the oldest first, each with all its blocks or not at all; none in a step that preempted.
 //! 4. Drafts behind the decodes that were proposed some, with the budget and the blocks that are left.
 
@@ -166,7 +167,9 @@ impl Scheduler {
             let index = self.running[place];
             let sequence = &self.sequences[index];
             if sequence.num_unplanned() > 1 && self.may_be_planned(index) {
-                let num_tokens = self.chunk_for(step, sequence);
+                let left = self.config.max_num_batched_tokens - step.num_tokens;
+                let kept = step.reserve.kept_to_start(sequence.key.rank);
+                let num_tokens = self.chunk_of(sequence, left.saturating_sub(kept));
                 if self.make_room_for_chunk(step, place, num_tokens)? {
                     self.schedule_prefill(step, index, num_tokens);
                 } else {

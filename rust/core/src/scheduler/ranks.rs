@@ -56,7 +56,7 @@ impl Scheduler {
         {
             self.preempt(step, last);
         }
-        if step.reserve.is_on() && self.running.len() > step.reserve.most() {
+        if step.reserve.is_on() {
             step.reserve.start(key.rank, self.first_chunk(index));
         }
         if relief.sequences > 0 && self.config.max_steps_in_flight > 1 {
