@@ -6,6 +6,7 @@ from collections import deque
 import h2.errors
 import h2.events
 import pytest
+from hyperframe.frame import PingFrame
 
 from pykv.client import Client
 from pykv.sampling import SamplingParams
@@ -231,6 +232,6 @@ async def test_who_never_shows_a_good_credential_is_sent_away(start_daemon, raw_
     calls = [connection.request("/pykv.v1.Engine/GetModel", framed(b"")) for _ in range(30)]
     await connection.flush()
     assert (await connection.status(calls[20]))[0] == 16  # the first beyond the allowance
-    connection.writer.write(frame(6, bytes(8), 0))  # a ping, with which the daemon looks again
+    connection.writer.write(PingFrame(0).serialize())  # with which the daemon looks again
     assert await sent_away(connection) == (CALM, Offence.REFUSED_CALLS.value)
     await connection.close()
