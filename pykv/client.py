@@ -33,6 +33,7 @@ from pykv.sampling import SamplingParams
 from pykv.service.client.channel import DEFAULT_MAX_MESSAGE_BYTES, PatientChannel
 from pykv.service.client.failures import ServiceError, raising_typed
 from pykv.service.client.messages import deltas_of, histogram_of, retention_message, sampling_message
+from pykv.service.client.samples import OpenSamples
 from pykv.service.messages import HISTOGRAMS
 from pykv.service.protocol import engine_pb2 as pb
 from pykv.service.servable import cardinality_of, path_of
@@ -60,7 +61,8 @@ class Client:
     ```
 
     A call that fails raises what the server raised where `pykv.errors` has it (such as InvalidRequestError),
-    TimeoutError where its deadline passed, and ServiceError, with the status, otherwise.
+    TimeoutError where its deadline passed, and ServiceError, with the status, otherwise. So does an answer that is not
+    whole: without a status at its end, or with a sample that has no finish reason.
 
     Args:
         address: HOST:PORT of the server; [HOST]:PORT for IPv6.
@@ -186,6 +188,7 @@ class Client:
                 await stream.send_message(request, end=True)
                 async for batch in stream:
                     yield batch
+                await stream.recv_trailing_metadata()  # else grpclib takes the end of a connection for it
 
     async def get_model(self) -> ModelDescription:
         """What the server serves."""
@@ -220,6 +223,9 @@ class Client:
             metadata=self._metadata,
         )
         reply = await self._exchange(stream, request)
+        if reply.status not in HealthCheckResponse.ServingStatus.values():
+            allowed = f"this client knows {', '.join(HealthCheckResponse.ServingStatus.keys())}"
+            raise ServiceError(f"the server sent the health {reply.status}: {allowed}", "INTERNAL")
         return HealthCheckResponse.ServingStatus.Name(reply.status)
 
     async def _ask(self, method: str, request: Message, reply_type: type[Reply]) -> Reply:
@@ -231,26 +237,34 @@ class Client:
             async with stream:
                 await stream.send_message(request, end=True)
                 reply = await stream.recv_message()
-        if reply is None:
-            raise ServiceError("the server sent no reply", "INTERNAL")
+                more = None if reply is None else await stream.recv_message()
+                if more is None:
+                    await stream.recv_trailing_metadata()
+        if reply is None or more is not None:
+            number = "no reply" if reply is None else "more than one reply"
+            raise ServiceError(f"the server sent {number}: allowed is one", "INTERNAL")
         return reply
 
     async def _stream(
-        self, method: str, request: Message, timeout_seconds: float | None
+        self, method: str, request: pb.GenerateRequest | pb.ChatRequest, timeout_seconds: float | None
     ) -> AsyncGenerator[OutputDelta, None]:
         stream: Stream[Any, pb.GenerateResponse] = self._open(method, timeout_seconds)
         request_id = ""
         prompt_logprobs: list[pb.TokenLogprobs] = []
+        samples = OpenSamples(request.sampling.n)
         with raising_typed(stream, self._address, is_tls=self._tls is not None):
             async with stream:
                 await stream.send_message(request, end=True)
                 async for response in stream:
                     request_id = response.request_id or request_id
                     prompt_logprobs.extend(response.prompt_logprobs)
+                    samples.take(response.deltas)
                     for delta in deltas_of(response, request_id, prompt_logprobs):
                         yield delta
                     if response.deltas:
                         prompt_logprobs.clear()
+                await stream.recv_trailing_metadata()
+        samples.check_ended()
 
     def _open(self, name: str, timeout_seconds: float | None) -> Stream[Any, Any]:
         method = ENGINE.methods_by_name[name]

@@ -37,6 +37,7 @@ __all__ = [
     "innermost",
     "is_unexpected",
     "message_of",
+    "printable",
     "retry_details",
     "retry_metadata",
     "retry_seconds_of",
@@ -106,7 +107,7 @@ def message_of(error: BaseException) -> str:
         text = "internal error; the daemon's log has it"
     else:
         text = str(error.args[0]) if error.args else type(error).__name__
-    return _printable(text)
+    return printable(text, MESSAGE_CHARACTERS)
 
 
 def error_metadata(error: BaseException) -> dict[str, str]:
@@ -149,7 +150,8 @@ def retry_details(seconds: float) -> list[Message]:
     return [RetryInfo(retry_delay=Duration(seconds=nanos // 10**9, nanos=nanos % 10**9))]
 
 
-def _printable(text: str) -> str:
-    if len(text) > MESSAGE_CHARACTERS:
-        text = text[: MESSAGE_CHARACTERS - 3] + "..."
+def printable(text: str, most: int) -> str:
+    """At most so many characters of a text; what a terminal might obey or cannot show becomes "?"."""
+    if len(text) > most:
+        text = text[: most - 3] + "..."
     return "".join(character if character.isprintable() else "?" for character in text)

@@ -48,7 +48,7 @@ class Span:
     def times(self, name: str) -> HistogramCounts:
         """What was measured meanwhile; where that is nothing, what was measured at all."""
         latest = self.last.times[name]
-        if self.first is None:
+        if self.first is None or self.first.times[name].bounds != latest.bounds:  # another server, since
             return latest
         between = latest.since(self.first.times[name])
         return between if between.num_values else latest

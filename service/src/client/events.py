@@ -1,6 +1,5 @@
 """What one connection's frames do to its calls."""
 
-from collections.abc import Sequence
 from typing import cast
 
 from grpclib.client import Handler
@@ -21,25 +20,20 @@ from h2.events import (
 )
 
 from pykv.service.client.failures import ServiceError
+from pykv.service.client.reply_headers import Headers, read_headers, status_problem
 from pykv.service.client.reply_stream import ReplyStream
 from pykv.service.connection_window import WindowedConnection
-from pykv.service.status import ERROR_KEY, FIELD_KEY, RETRY_KEY
+from pykv.service.files import shown
 
 __all__ = ["ReplyConnection", "ReplyEvents"]
-
-READ_HEADERS = frozenset(
-    (":status", "content-type", "grpc-status", "grpc-message", ERROR_KEY, FIELD_KEY, RETRY_KEY)
-)
-"""The others are dropped unread, so that none can be wrong."""
 
 TOO_MANY_PINGS = b"too_many_pings"  # gRPC's word for it in a goodbye
 ASKED_TOO_OFTEN = (
     "the server closed the connection: too_many_pings; a larger keepalive_seconds asks less often"
 )
 SAID_BYTES = 120
+HTTP_OK = "200"
 MAX_UNSENT_BYTES = 2**20
-
-Headers = list[tuple[str, str]]
 
 
 class ReplyConnection(WindowedConnection):
@@ -98,18 +92,23 @@ class ReplyEvents(EventsProcessor):
         if stream is None:
             return
         if len(statuses) == 1 and len(statuses[0]) == 3 and statuses[0].isdecimal():
-            stream.headers = _read_of(headers)
+            is_end = event.stream_ended is not None
+            stream.headers = read_headers(headers, is_end=is_end)
             stream.headers_received.set()
+            if is_end and statuses == [HTTP_OK]:
+                _check_status(stream, stream.headers)
         else:
-            problem = f"the server sent headers whose :status is {', '.join(statuses) or 'missing'}"
+            found = shown(", ".join(statuses)) if statuses else "missing"
+            problem = f"the server sent headers whose :status is {found}"
             stream.fail(ServiceError(problem, Status.INTERNAL.name))
 
     def process_trailers_received(self, event: TrailersReceived) -> None:
-        """Keeps what is read of trailers."""
+        """Keeps what is read of trailers, which end the answer."""
         stream = self._call(event.stream_id)
         if stream is not None:
-            stream.trailers = _read_of(cast(Headers, event.headers))
+            stream.trailers = read_headers(cast(Headers, event.headers), is_end=True)
             stream.trailers_received.set()
+            _check_status(stream, stream.trailers)
 
     def process_data_received(self, event: DataReceived) -> None:
         """The connection may go on, whether the call reads it or not."""
@@ -147,13 +146,10 @@ class ReplyEvents(EventsProcessor):
         return cast(ReplyStream | None, self.streams.get(stream_id))
 
 
-def _read_of(headers: Sequence[tuple[str, str]]) -> Headers:
-    """Those that are read, which came as Latin-1; what is no ASCII was meant as UTF-8."""
-    return [
-        (name, value if value.isascii() else value.encode("latin-1").decode(errors="replace"))
-        for name, value in headers
-        if name in READ_HEADERS
-    ]
+def _check_status(stream: ReplyStream, headers: Headers) -> None:
+    problem = status_problem(headers)
+    if problem is not None:
+        stream.fail(ServiceError(problem, Status.UNKNOWN.name))
 
 
 def _name_of(code: int) -> str:

@@ -20,10 +20,15 @@ from pykv.errors import (
     QueueFullError,
 )
 from pykv.service.client.tls_failures import unconnected
-from pykv.service.status import ERROR_KEY, FIELD_KEY, RETRY_KEY
+from pykv.service.status import ERROR_KEY, FIELD_KEY, RETRY_KEY, printable
 
 __all__ = ["ServiceError", "raising_typed"]
 
+MOST_CHARACTERS = 1000
+"""Of what a server says of a failure: more than `pykv-serve` sends, as proxies answer too."""
+MOST_RETRY_DIGITS = 8
+"""A hint to come back in more than a day is none."""
+MOST_FIELD_CHARACTERS = 64
 
 RAISED_AGAIN: Mapping[str, type[PykvError]] = {
     kind.__name__: kind
@@ -65,7 +70,8 @@ def raising_typed(stream: Stream[Any, Any], address: str, *, is_tls: bool) -> It
         with _uncancelled(stream):
             yield
     except GRPCError as error:
-        raise _typed(error.status, error.message or "", _trailers_of(stream)) from error
+        message = printable(error.message or "", MOST_CHARACTERS)
+        raise _typed(error.status, message, _trailers_of(stream)) from error
     except StreamTerminatedError as error:
         raise ServiceError(str(error), Status.UNAVAILABLE.name) from error
     except OSError as error:
@@ -90,15 +96,26 @@ def _typed(status: Status, message: str, trailers: Mapping[str, str]) -> Excepti
     if status is Status.DEADLINE_EXCEEDED:
         return TimeoutError(message)
     kind = RAISED_AGAIN.get(trailers.get(ERROR_KEY, ""))
-    retry = trailers.get(RETRY_KEY, "")
-    retry_seconds = int(retry) / 1000 if retry.isascii() and retry.isdigit() else None
+    retry_seconds = _seconds_of(trailers.get(RETRY_KEY, ""))
     if kind is None:
         return ServiceError(message, status.name, retry_seconds)
     if kind is QueueFullError:
         return QueueFullError(message, retry_seconds)
     if issubclass(kind, InvalidRequestError):
-        return kind(message, trailers.get(FIELD_KEY))
+        return kind(message, _field_of(trailers.get(FIELD_KEY, "")))
     return kind(message)
+
+
+def _seconds_of(milliseconds: str) -> float | None:
+    """The server's hint; None where it is no number, or too long to be one."""
+    is_number = milliseconds.isascii() and milliseconds.isdigit()
+    return int(milliseconds) / 1000 if is_number and len(milliseconds) <= MOST_RETRY_DIGITS else None
+
+
+def _field_of(name: str) -> str | None:
+    """The field that the server names; None where it names none, or what cannot be one."""
+    is_name = name.isascii() and name.isidentifier() and len(name) <= MOST_FIELD_CHARACTERS
+    return name if is_name else None
 
 
 def _trailers_of(stream: Stream[Any, Any]) -> Mapping[str, str]:

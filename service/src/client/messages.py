@@ -1,19 +1,22 @@
 """Between the messages of the protocol and the objects of pykv, on the side of the client."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
+
+from grpclib.const import Status
 
 from pykv.engine.histogram import HistogramCounts
 from pykv.engine.outputs import OutputDelta, TokenLogprobs, Usage
 from pykv.errors import InvalidRequestError
 from pykv.retention import Retention
 from pykv.sampling import SamplingParams
+from pykv.service.client.failures import ServiceError
 from pykv.service.messages import FINISH_REASONS
 from pykv.service.protocol import engine_pb2 as pb
 
-__all__ = ["deltas_of", "histogram_of", "retention_message", "sampling_message"]
+__all__ = ["FINISH_WORDS", "deltas_of", "histogram_of", "retention_message", "sampling_message"]
 
-FINISH_WORDS = {value: word for word, value in FINISH_REASONS.items()}
+FINISH_WORDS: Mapping[int, str] = {value: word for word, value in FINISH_REASONS.items()}
 
 
 def sampling_message(params: SamplingParams) -> pb.SamplingParams:
@@ -60,7 +63,15 @@ def deltas_of(
 
 
 def histogram_of(message: pb.Histogram) -> HistogramCounts:
-    """A histogram's counts."""
+    """A histogram's counts.
+
+    Raises:
+        ServiceError: it has not one bucket more than bounds; none of either is a histogram that the server has not.
+    """
+    num_bounds, num_counts = len(message.bounds), len(message.counts)
+    if num_counts != num_bounds + 1 and (num_bounds or num_counts):
+        problem = f"the server sent a histogram of {num_bounds} bounds and {num_counts} counts"
+        raise ServiceError(f"{problem}: allowed is one count more", Status.INTERNAL.name)
     return HistogramCounts(tuple(message.bounds), tuple(message.counts), message.total)
 
 

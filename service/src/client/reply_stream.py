@@ -11,6 +11,7 @@ from h2.connection import H2Connection
 
 from pykv.service.client.failures import ServiceError
 from pykv.service.client.reply_buffer import ReplyBuffer
+from pykv.service.client.reply_headers import STATUS_KEY, Headers
 
 __all__ = ["STREAM_WINDOW_BYTES", "ReplyStream"]
 
@@ -18,8 +19,6 @@ STREAM_WINDOW_BYTES = 256 * 1024
 """So much of a call may be on its way or unread, beside the message that is waited for."""
 
 PREFIX = struct.Struct(">BI")  # of each gRPC message: a flag for compression, the length in bytes
-
-Headers = list[tuple[str, str]]
 
 
 class ReplyStream(Stream):
@@ -100,9 +99,12 @@ class ReplyStream(Stream):
 
     def __terminated__(self, reason: str) -> None:
         """Ends the call, unless all of its answer is there; the first reason stands."""
-        if self._received.has_ended and self.trailers is not None:
-            return
-        self.fail(StreamTerminatedError(reason))
+        if not (self._received.has_ended and self._has_status):
+            self.fail(StreamTerminatedError(reason))
+
+    @property
+    def _has_status(self) -> bool:
+        return self.trailers is not None or any(name == STATUS_KEY for name, _ in self.headers or ())
 
     def _open_window(self, num_kept: int) -> None:
         """Lets the server send as much more as was read, once that is worth a frame."""
