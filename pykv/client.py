@@ -6,6 +6,7 @@ import ssl
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -30,10 +31,12 @@ from pykv.field_checks import (
 )
 from pykv.retention import Retention
 from pykv.sampling import SamplingParams
+from pykv.service.certificate import check_labels
 from pykv.service.client.channel import DEFAULT_MAX_MESSAGE_BYTES, PatientChannel
 from pykv.service.client.failures import ServiceError, raising_typed
 from pykv.service.client.messages import deltas_of, histogram_of, retention_message, sampling_message
 from pykv.service.client.samples import OpenSamples
+from pykv.service.files import read_bytes
 from pykv.service.messages import HISTOGRAMS
 from pykv.service.protocol import engine_pb2 as pb
 from pykv.service.servable import cardinality_of, path_of
@@ -359,7 +362,8 @@ def tls_context(
         key: PEM file of its private key; None = that is in `certificate` too.
 
     Raises:
-        ConfigError: a file cannot be read, is none, or does not fit the others; or a key comes without a certificate.
+        ConfigError: a file cannot be read, is none, holds what only OpenSSL takes for a certificate, or does not fit
+            the others; or a key comes without a certificate.
     """
     if key is not None and certificate is None:
         raise ConfigError(
@@ -367,14 +371,21 @@ def tls_context(
         )
     with _usable(f"authorities {authorities}", "a PEM file of certificates"):
         context = ssl.create_default_context(cafile=authorities)
+    if authorities is not None:
+        _check_labels("authorities", authorities)
     if certificate is not None:
         files = f"certificate {certificate}" + ("" if key is None else f" and key {key}")
         with _usable(
             files, "PEM files, the private key in its own or in the certificate's, and the one fits the other"
         ):
             context.load_cert_chain(certificate, key)
+        _check_labels("certificate", certificate)
     context.set_alpn_protocols(["h2"])
     return context
+
+
+def _check_labels(name: str, path: str | os.PathLike[str]) -> None:
+    check_labels(read_bytes(Path(path), name), f"{name} {path}")
 
 
 @contextmanager

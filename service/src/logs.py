@@ -11,7 +11,7 @@ __all__ = ["configure_logs"]
 
 
 def configure_logs(level: str, log_format: str, stream: TextIO | None = None) -> None:
-    """Sends the logs of pykv and of its libraries to `stream`, or to stderr.
+    """Sends the logs of pykv and of its libraries, and Python's warnings, to `stream`, or to stderr.
 
     Args:
         level: the least level that is logged, such as "info".
@@ -33,6 +33,7 @@ def configure_logs(level: str, log_format: str, stream: TextIO | None = None) ->
     root.handlers[:] = [handler]
     root.setLevel(max(number, logging.WARNING))  # what libraries are busy with is no news
     logging.getLogger("pykv").setLevel(number)
+    logging.captureWarnings(capture=True)  # else they are plain text amid the lines of JSON
     structlog.configure(
         processors=[*_common(), structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
         logger_factory=structlog.stdlib.LoggerFactory(),

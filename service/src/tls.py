@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from pykv.errors import ConfigError
-from pykv.service.certificate import Validity, certificates_in, validity_of
+from pykv.service.certificate import Validity, certificates_in, check_labels, validity_of
 from pykv.service.files import check_regular, read_bytes
 
 __all__ = ["ServerTls", "TlsFiles"]
@@ -61,6 +61,7 @@ class TlsFiles:
     def _show_own(self, context: ssl.SSLContext) -> float:
         """Has the daemon show its certificate; returns when that ends, in seconds since 1970."""
         content = read_bytes(self.certificate, "tls_cert")
+        check_labels(content, f"tls_cert {self.certificate}")
         check_regular(self.key, "tls_key")  # ssl would wait for a pipe, and its errors do not name the file
         try:
             context.load_cert_chain(self.certificate, self.key, _no_passphrase)
@@ -76,6 +77,7 @@ class TlsFiles:
     def _ask_clients(self, context: ssl.SSLContext, authorities: Path) -> frozenset[bytes]:
         """Has clients show certificates; returns those by which theirs are verified."""
         content = read_bytes(authorities, "tls_client_ca")
+        check_labels(content, f"tls_client_ca {authorities}")
         try:
             context.load_verify_locations(authorities)
             certificates = frozenset(certificates_in(content))

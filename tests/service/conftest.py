@@ -63,6 +63,7 @@ def logging_as_it_was():
     root, ours = logging.getLogger(), logging.getLogger("pykv")
     handlers, levels = root.handlers[:], (root.level, ours.level)
     yield
+    logging.captureWarnings(False)
     root.handlers[:] = handlers
     root.setLevel(levels[0])
     ours.setLevel(levels[1])
