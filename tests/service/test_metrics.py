@@ -117,6 +117,44 @@ async def test_the_port_answers_at_its_path_only(start_daemon):
         assert await asyncio.to_thread(status, path) == expected, path
 
 
+async def exchange(daemon, head):
+    """The status, the headers and the body with which a request is answered."""
+    reader, writer = await asyncio.open_connection(*daemon.daemon.metrics_address.rsplit(":", 1))
+    writer.write(head.encode() + b"\r\nHost: x\r\n\r\n")
+    async with asyncio.timeout(20):
+        first, _, body = (await reader.read()).partition(b"\r\n\r\n")
+    writer.close()
+    status, *lines = first.decode().split("\r\n")
+    return int(status.split()[1]), dict(line.split(": ", 1) for line in lines), body
+
+
+@pytest.mark.parametrize("server", ["", "http://x", "HTTPS://[::1]:9"])
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [("/metrics", 200), ("/metrics?name[]=pykv:ready", 200), ("/", 404), ("/x://y/metrics", 404)],
+)
+async def test_a_target_may_name_the_server_and_head_is_get_without_the_body(
+    start_daemon, server, path, status
+):
+    daemon = await start_daemon(metrics_port=0)
+    found, headers, body = await exchange(daemon, f"GET {server}{path} HTTP/1.1")
+    assert found == status
+    assert int(headers["Content-Length"]) == len(body) > 0
+    found, of_head, no_body = await exchange(daemon, f"HEAD {server}{path} HTTP/1.1")
+    assert found == status
+    assert no_body == b""
+    assert of_head["Content-Type"] == headers["Content-Type"]
+    if "name" in path:
+        assert of_head["Content-Length"] == headers["Content-Length"]
+    assert int(of_head["Content-Length"]) > 0
+
+
+@pytest.mark.parametrize(("method", "status"), [("POST", 405), ("OPTIONS", 200), ("X", 405)])
+async def test_other_methods_are_told_which_there_are(start_daemon, method, status):
+    found, headers, _ = await exchange(await start_daemon(metrics_port=0), f"{method} /metrics HTTP/1.1")
+    assert (found, headers["Allow"]) == (status, "GET, HEAD, OPTIONS")
+
+
 @pytest.mark.parametrize(
     ("query", "families"),
     [

@@ -1,9 +1,10 @@
 """The HTTP endpoint that Prometheus scrapes."""
 
 import errno
+import re
 import socket
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from io import BytesIO
 from socketserver import ThreadingMixIn
@@ -18,6 +19,7 @@ from prometheus_client import make_wsgi_app
 from prometheus_client.registry import Collector
 
 from pykv.errors import ConfigError
+from pykv.service.files import shown
 from pykv.service.metrics.named_families import NamedFamilies
 
 __all__ = ["MetricsEndpoint"]
@@ -25,6 +27,8 @@ __all__ = ["MetricsEndpoint"]
 PATH = "/metrics"
 ACCEPTED = "text/plain;version=0.0.4"
 """The one format that is given: the library's others write a name's colon as an underscore, or quote the name."""
+PLAIN, ALLOW = ("Content-Type", "text/plain; charset=utf-8"), ("Allow", "GET, HEAD, OPTIONS")
+SERVER = re.compile(r"^https?://[^/?]*", re.IGNORECASE)
 RETRY_SECONDS = 0.5
 MAX_SCRAPES = 16
 ROOM_SECONDS = 0.5
@@ -144,6 +148,11 @@ class ScrapeHandler(WSGIRequestHandler):
             return head if END_OF_HEAD in head else None
         return None
 
+    def get_environ(self) -> WSGIEnvironment:
+        """A proxy may name the server in the request's target, which is not looked at."""
+        self.path = SERVER.sub("", self.path)
+        return super().get_environ()
+
     def log_message(self, *_: object) -> None:
         """Says nothing: scrapes come all the time."""
 
@@ -159,7 +168,7 @@ class MetricsEndpoint:
         registry = NamedFamilies()
         registry.register(collector)
         try:
-            self._server = _listen(host, port, _at_path(make_wsgi_app(registry)))
+            self._server = _listen(host, port, _answering_head(_at_path(make_wsgi_app(registry))))
         except OSError as error:
             raise ConfigError(
                 f"metrics cannot listen on {host}, port {port}: {error.strerror or error}"
@@ -203,9 +212,37 @@ def _at_path(metrics: WSGIApplication) -> WSGIApplication:
     """Answers at the metrics' path only, in the one format whatever others the scraper would take."""
 
     def answer(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-        if environ["PATH_INFO"] == PATH:
+        if environ["PATH_INFO"] != PATH:
+            start_response("404 Not Found", [PLAIN])
+            return [f"nothing is here; the metrics are at {PATH}\n".encode()]
+        method = environ["REQUEST_METHOD"]
+        if method == "GET":
             return metrics(environ | {"HTTP_ACCEPT": ACCEPTED}, start_response)
-        start_response("404 Not Found", [("Content-Type", "text/plain; charset=utf-8")])
-        return [f"nothing is here; the metrics are at {PATH}\n".encode()]
+        if method == "OPTIONS":
+            start_response("200 OK", [ALLOW])
+            return []
+        start_response("405 Method Not Allowed", [PLAIN, ALLOW])
+        return [f"the metrics are for GET and HEAD, and not for {shown(method)}\n".encode()]
+
+    return answer
+
+
+def _answering_head(app: WSGIApplication) -> WSGIApplication:
+    """Answers HEAD by the headers that GET would have."""
+
+    def answer(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        if environ["REQUEST_METHOD"] != "HEAD":
+            return app(environ, start_response)
+        told: list[tuple[str, list[tuple[str, str]]]] = []
+        written: list[bytes] = []
+
+        def note(status: str, headers: list[tuple[str, str]], _: object = None) -> Callable[[bytes], object]:
+            told.append((status, headers))
+            return written.append
+
+        num_bytes = sum(map(len, app(environ | {"REQUEST_METHOD": "GET"}, note)), sum(map(len, written)))
+        (status, headers), *_ = told
+        start_response(status, [*headers, ("Content-Length", str(num_bytes))])
+        return []
 
     return answer
