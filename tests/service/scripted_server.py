@@ -30,6 +30,7 @@ class ScriptedServer:
             and may return bytes that are sent after what h2 has; methods that are not here are answered well.
 
     Attributes:
+        at_headers: the same as `answers`, for calls that are answered before their request has come whole.
         is_silent: whether it sends only what the test has it say: no answer to a PING.
         num_connections, num_pings: that came.
         calls: of each path, the connection, the writer and the stream's id of the last call.
@@ -37,7 +38,7 @@ class ScriptedServer:
     """
 
     def __init__(self, answers):
-        self.answers = answers
+        self.answers, self.at_headers = answers, {}
         self.is_silent = False
         self.num_connections = self.num_pings = 0
         self.calls, self.resets = {}, []
@@ -99,8 +100,14 @@ class ScriptedServer:
             while data := await reader.read(65536):
                 for event in connection.receive_data(data):
                     if isinstance(event, h2.events.RequestReceived):
-                        paths[event.stream_id] = dict(event.headers)[b":path"].decode()
-                    elif isinstance(event, h2.events.StreamEnded):
+                        path = paths[event.stream_id] = dict(event.headers)[b":path"].decode()
+                        if path in self.at_headers:
+                            self.calls[path] = connection, writer, event.stream_id
+                            self.say(path, self.at_headers[path])
+                    elif (
+                        isinstance(event, h2.events.StreamEnded)
+                        and paths[event.stream_id] not in self.at_headers
+                    ):
                         path = paths[event.stream_id]
                         self.calls[path] = connection, writer, event.stream_id
                         self.say(path, self.answers.get(path, well))

@@ -5,7 +5,7 @@ from typing import cast
 from grpclib.client import Handler
 from grpclib.config import Configuration
 from grpclib.const import Status
-from grpclib.protocol import EventsProcessor
+from grpclib.protocol import AbstractHandler, Connection, EventsProcessor
 from grpclib.utils import Wrapper
 from h2.connection import H2Connection
 from h2.errors import ErrorCodes
@@ -13,6 +13,7 @@ from h2.events import (
     ConnectionTerminated,
     DataReceived,
     Event,
+    RemoteSettingsChanged,
     RequestReceived,
     ResponseReceived,
     StreamReset,
@@ -33,6 +34,7 @@ ASKED_TOO_OFTEN = (
 )
 SAID_BYTES = 120
 HTTP_OK = "200"
+NOT_BEGUN = "the server is shutting down and did not begin the call"
 MAX_UNSENT_BYTES = 2**20
 
 
@@ -73,12 +75,30 @@ class ReplyConnection(WindowedConnection):
 
 
 class ReplyEvents(EventsProcessor):
-    """Hands HTTP/2 events to the calls."""
+    """Hands HTTP/2 events to the calls.
+
+    Attributes:
+        waiting: those that wait until the server lets one more begin.
+    """
+
+    def __init__(self, handler: AbstractHandler, connection: Connection) -> None:
+        super().__init__(handler, connection)
+        self.waiting: set[ReplyStream] = set()
+
+    def close(self, reason: str = "Connection closed") -> None:
+        """Ends the connection and all calls, those too that have not begun."""
+        super().close(reason)
+        self._end_waiting(reason)
 
     def process(self, event: Event) -> None:
         """Ignores what says nothing to a call, such as frames of extensions, where grpclib would fail."""
         if type(event) in getattr(self, "processors", ()):  # grpclib deletes them at the end
             super().process(event)
+
+    def process_remote_settings_changed(self, event: RemoteSettingsChanged) -> None:
+        """More calls may begin, or send more."""
+        super().process_remote_settings_changed(event)
+        self.connection.stream_close_waiter.set()
 
     def process_request_received(self, event: RequestReceived) -> None:
         """A server begins no calls."""
@@ -134,12 +154,17 @@ class ReplyEvents(EventsProcessor):
             cast(Handler, self.handler).connection_lost = True  # for the channel's next call, that is
             for stream_id, stream in list(self.streams.items()):
                 if stream_id > last_stream_id:
-                    stream.__terminated__("the server is shutting down and did not begin the call")
+                    stream.__terminated__(NOT_BEGUN)
+            self._end_waiting(NOT_BEGUN)
         elif event.additional_data == TOO_MANY_PINGS:
             self.close(ASKED_TOO_OFTEN)
         else:
             said = f", {event.additional_data[:SAID_BYTES]!r}" if event.additional_data else ""
             self.close(f"the server closed the connection: {_name_of(code)}{said}")
+
+    def _end_waiting(self, reason: str) -> None:
+        for stream in list(self.waiting):
+            stream.__terminated__(reason)
 
     def _call(self, stream_id: int) -> ReplyStream | None:
         """The stream of a call; None where the call has ended."""

@@ -1,17 +1,21 @@
 """One call's HTTP/2 stream, bounded in what it receives."""
 
 import struct
-from typing import cast
+from collections.abc import Callable
+from typing import TYPE_CHECKING, cast
 
 from grpclib.const import Status
 from grpclib.exceptions import StreamTerminatedError
-from grpclib.protocol import Buffer, Connection, Stream
+from grpclib.protocol import Buffer, Connection, EventsProcessor, Stream
 from grpclib.utils import Wrapper
 from h2.connection import H2Connection
 
 from pykv.service.client.failures import ServiceError
 from pykv.service.client.reply_buffer import ReplyBuffer
 from pykv.service.client.reply_headers import STATUS_KEY, Headers
+
+if TYPE_CHECKING:
+    from pykv.service.client.events import ReplyEvents
 
 __all__ = ["STREAM_WINDOW_BYTES", "ReplyStream"]
 
@@ -37,12 +41,45 @@ class ReplyStream(Stream):
         super().__init__(connection, h2, connection._transport, wrapper=wrapper)
         self._max_message_bytes = max_message_bytes
         self._awaits_prefix = True
+        self._received = ReplyBuffer()
 
     def init_stream(self, stream_id: int, connection: Connection) -> None:
         """Sets what a stream has once its id is known: a buffer that gives no window back by itself."""
         super().init_stream(stream_id, connection)
-        self._received = ReplyBuffer()
         self.buffer = cast(Buffer, self._received)
+
+    async def send_request(
+        self, headers: Headers, end_stream: bool = False, *, _processor: EventsProcessor
+    ) -> Callable[[], None]:
+        """Begins the call, once the server lets one more begin; it ends with its connection before that too."""
+        waiting = cast("ReplyEvents", _processor).waiting
+        waiting.add(self)
+        try:
+            return await super().send_request(headers, end_stream, _processor=_processor)
+        finally:
+            waiting.discard(self)
+
+    async def send_data(self, data: bytes, end_stream: bool = False) -> None:
+        """Sends the request as the server's windows let it, unless it has answered: then the rest is not sent."""
+        rest, stream_id = memoryview(data), cast(int, self.id)
+        while True:
+            await self.connection.write_ready.wait()
+            if self._received.has_ended:
+                return
+            window = self._h2_connection.local_flow_control_window(stream_id)
+            if window <= 0:  # settings may take it below 0
+                self.window_updated.clear()
+                await self.window_updated.wait()
+                continue
+            size = min(window, self._h2_connection.max_outbound_frame_size, len(rest))
+            part, rest = rest[:size], rest[size:]
+            self._h2_connection.send_data(stream_id, bytes(part), end_stream=end_stream and not rest)
+            self.connection.flush()
+            self.data_sent += size
+            self.connection.data_sent += size
+            self.connection.data_send_process()
+            if not rest:
+                return
 
     async def recv_headers(self) -> Headers:
         """The headers of the answer.
@@ -96,6 +133,7 @@ class ReplyStream(Stream):
         super().__ended__()
         self.headers_received.set()
         self.trailers_received.set()
+        self.window_updated.set()
 
     def __terminated__(self, reason: str) -> None:
         """Ends the call, unless all of its answer is there; the first reason stands."""

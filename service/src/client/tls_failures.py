@@ -44,7 +44,10 @@ def unread(error: Exception, first: bytes) -> str:
     Args:
         first: how it began.
     """
-    return SPEAKS_TLS if _is_alert(first) else f"the server broke HTTP/2: {error}"
+    if _is_alert(first):
+        return SPEAKS_TLS
+    what = f"a frame on the stream {error}, which is not open" if str(error).isdigit() else error
+    return f"the server broke HTTP/2: {what}"
 
 
 def _is_alert(first: bytes) -> bool:
