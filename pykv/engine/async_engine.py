@@ -80,7 +80,8 @@ class AsyncEngine:
             "max_pending_tokens", max_pending_tokens, 1, MOST_PENDING_TOKENS, ConfigError
         )
         self._live: dict[str, Channel] = {}
-        self._delivery = Delivery(self._abandon)
+        self._unended: set[Channel] = set()  # those that were submitted and have not been handed their end
+        self._delivery = Delivery(self._lose)
         self._thread = EngineThread(engine.steps, self._deliver, self._end)
         self._encoding = EncodingThreads()
         self._started = False
@@ -284,6 +285,8 @@ class AsyncEngine:
                 )
                 self._submit(request, channel, call)
             except BaseException:
+                self._unended.discard(channel)
+                channel.leave()
                 self._abandon(channel)
                 raise
         self._thread.wake()  # now that it is no more among those that are waited for
@@ -292,6 +295,7 @@ class AsyncEngine:
     def _submit(self, request: Request, channel: Channel, call: _Call) -> None:
         request.receiver = channel
         self._check_serving()
+        self._unended.add(channel)
         self.engine.steps.submit(request, call.use)
         channel.request = request
         channel.prompt_token_ids = request.prompt
@@ -306,11 +310,20 @@ class AsyncEngine:
             raise EngineDeadError(self._refusal) from self._error
 
     def _abandon(self, channel: Channel) -> None:
-        """Ends the request of a stream that nobody reads any more; takes no lock, since finalizers call it."""
+        """Ends the request of a stream that nobody reads any more; takes no lock, since finalizers call it.
+
+        What the engine makes until then goes to the channel all the same, which may have to measure it.
+        """
         self._forget(channel)
         if channel.request is not None:
-            channel.request.receiver = None
             self._thread.abort(channel.request)
+
+    def _lose(self, channel: Channel) -> None:
+        """Ends the request of a stream whose event loop is closed: nothing can be handed to it any more."""
+        if channel.request is not None:
+            channel.request.receiver = None
+        self._unended.discard(channel)
+        self._abandon(channel)
 
     def _pause_or_resume(self, channel: Channel) -> None:
         """Has a request follow its reader."""
@@ -332,6 +345,7 @@ class AsyncEngine:
         items = [(channel, delta) for channel, delta in received if channel is not None]
         for channel, delta in items:
             if delta.usage is not None:
+                self._unended.discard(channel)
                 self._forget(channel)
         self._delivery.send(items)
 
@@ -342,8 +356,8 @@ class AsyncEngine:
             self._error = error
             self._refusal = f"the engine has ended: {raised_within(error)}"
         refusal = self._refusal or _CLOSED
-        waiting = [request.receiver for request in self.engine.steps.live_requests()]
-        self._delivery.send((channel, EngineDeadError(refusal)) for channel in waiting if channel is not None)
+        # More than the requests that live: those that ended in a step which raised were told nothing of it.
+        self._delivery.send((channel, EngineDeadError(refusal)) for channel in list(self._unended))
 
 
 def _num_characters(prompt: object) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pykv.engine.merging import merged
 from pykv.engine.outputs import OutputDelta
@@ -14,10 +14,23 @@ if TYPE_CHECKING:
     from pykv.engine.request import Request, TokenIds  # imports torch, which clients of the daemon do without
 
 
+class Meter(Protocol):
+    """Is told what the engine makes for one request, whether it is read or not. Called on the reader's event loop."""
+
+    def begin(self, num_prompt_tokens: int) -> None:
+        """The engine has taken the request; nothing was called before, and nothing is if it is refused."""
+
+    def count(self, num_tokens: int) -> None:
+        """So many tokens of output were made."""
+
+    def end(self) -> None:
+        """No more will be made: the request has ended in the engine, however it did. Called once."""
+
+
 class Channel:
     """Holds what a reader has not taken yet: one bundle of deltas for each sample of the request.
 
-    Its methods are called on the reader's event loop alone.
+    Its methods are called on the reader's event loop alone, but for `leave`.
 
     Attributes:
         request: once it was submitted.
@@ -50,11 +63,24 @@ class Channel:
         self._pending: dict[int, list[OutputDelta]] = {}
         self._waiter: asyncio.Future[None] | None = None
         self._error: Exception | None = None
-        self._complete = False
+        self._complete = self._is_left = False
+        self._meter: Meter | None = None
+
+    def measure(self, meter: Meter | None) -> None:
+        """Tells the meter of all that comes from now on, until the request has ended; nothing may have come before."""
+        self._meter = meter
+        if meter is not None:
+            meter.begin(0 if self.prompt_token_ids is None else len(self.prompt_token_ids))
 
     def push(self, delta: OutputDelta) -> None:
-        """Takes one delta; what comes after an error is dropped."""
-        if self._error is not None:
+        """Takes one delta; what comes after an error, or once nobody reads any more, is measured and dropped."""
+        if self._meter is not None and delta.token_ids:
+            self._meter.count(len(delta.token_ids))
+        if delta.usage is not None:
+            self._end_measuring()
+        if self._is_left:
+            self._pending.clear()
+        if self._is_left or self._error is not None:
             return
         self._num_pending_tokens += len(delta.token_ids)
         bundle = self._pending.pop(delta.index, [])
@@ -67,6 +93,7 @@ class Channel:
 
     def fail(self, error: Exception) -> None:
         """Makes the reader get this error after what it was given before; a complete channel stays as it is."""
+        self._end_measuring()
         if not self._complete and self._error is None:
             self._error = error
         self._wake()
@@ -90,11 +117,20 @@ class Channel:
             self._set_paused(False)
         return delta
 
+    def leave(self) -> None:
+        """Nobody reads any more. May be called in a finalizer, on any thread."""
+        self._is_left = True
+
     def stop_reading(self) -> None:
         """Makes a reader that waits get the end; what was pending is dropped. On the reader's loop."""
         self._complete = True
         self._pending.clear()
         self._wake()
+
+    def _end_measuring(self) -> None:
+        meter, self._meter = self._meter, None
+        if meter is not None:
+            meter.end()
 
     def _set_paused(self, is_paused: bool) -> None:
         if self.is_paused != is_paused:
@@ -114,6 +150,7 @@ class DeltaStream(AsyncGenerator[OutputDelta, None]):
 
     Attributes:
         prompt_token_ids: once the engine has taken the request; None before, and for good if it refuses it.
+        meter: is told what the engine makes, read or not; to be set before the first delta is asked for.
 
     Args:
         open_channel: called once, when the first delta is asked for; submits the request.
@@ -125,6 +162,7 @@ class DeltaStream(AsyncGenerator[OutputDelta, None]):
     ) -> None:
         self._open_channel: Callable[[], Awaitable[Channel]] | None = open_channel
         self.prompt_token_ids: TokenIds | Sequence[int] | None = None
+        self.meter: Meter | None = None
         self._request: Request | None = None
         self._abandon = abandon
         self._channel: Channel | None = None
@@ -191,8 +229,9 @@ class DeltaStream(AsyncGenerator[OutputDelta, None]):
             channel = await opening()
             self.prompt_token_ids = channel.prompt_token_ids
             self._request = channel.request
+            channel.measure(self.meter)
             if self._ended:  # left meanwhile
-                self._abandon(channel)
+                self._give_up(channel)
                 return None
             self._channel = channel
         return None if self._channel is None else await self._channel.take()
@@ -201,4 +240,8 @@ class DeltaStream(AsyncGenerator[OutputDelta, None]):
         channel, self._channel = self._channel, None
         self._ended, self._open_channel = True, None
         if channel is not None:
-            self._abandon(channel)
+            self._give_up(channel)
+
+    def _give_up(self, channel: Channel) -> None:
+        channel.leave()
+        self._abandon(channel)

@@ -99,10 +99,6 @@ class StepLoop:
         """Whether any request has not ended and is not paused."""
         return len(self._requests) > len(self._paused_at)
 
-    def live_requests(self) -> list[Request]:
-        """Returns the requests that have not ended."""
-        return list(self._requests.values())
-
     @property
     def is_preparing(self) -> bool:
         """Whether a request is being encoded."""

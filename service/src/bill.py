@@ -4,8 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
-from pykv.engine.delta_stream import DeltaStream
-from pykv.engine.outputs import OutputDelta
 from pykv.sampling import SamplingParams
 from pykv.service.access.account import Reservation
 
@@ -15,34 +13,46 @@ CHARACTERS_A_TOKEN = 4
 
 
 class Bill:
-    """What one request has taken of what was reserved for it."""
+    """What one request has taken of what was reserved for it: a `Meter`, so what is not read is on it too.
 
-    __slots__ = ("_deltas", "_has_prompt", "_reservation")
+    Args:
+        num_samples: of the request.
+    """
 
-    def __init__(self, reservation: Reservation, deltas: DeltaStream) -> None:
+    __slots__ = ("_has_begun", "_num_samples", "_reservation")
+
+    def __init__(self, reservation: Reservation, num_samples: int) -> None:
         self._reservation = reservation
-        self._deltas = deltas
-        self._has_prompt = False
+        self._num_samples = num_samples
+        self._has_begun = False
 
-    def add(self, delta: OutputDelta) -> None:
-        """Takes new tokens of the output, and the prompt with the first of them."""
-        self._take_prompt()
-        self._reservation.use(len(delta.token_ids))
+    def begin(self, num_prompt_tokens: int) -> None:
+        """The engine has taken the request: its prompt is on the bill."""
+        self._has_begun = True
+        self._reservation.use(num_prompt_tokens)
 
-    def settle_prompt(self, cost: int) -> None:
-        """Takes at the end the prompt, if `add` has not; `cost` where the engine has not taken the request."""
-        if not self._take_prompt():
+    def count(self, num_tokens: int) -> None:
+        """So many tokens of output were made."""
+        self._reservation.use(num_tokens)
+
+    def end(self) -> None:
+        """The request has ended in the engine: what it has not taken is given back."""
+        self._reservation.end()
+
+    def leave(self, cost: int) -> None:
+        """The call has ended.
+
+        If the request has not ended in the engine, the step that runs may make a token of each sample: that stays
+        reserved until it has.
+
+        Args:
+            cost: what it takes where the engine has not taken the request.
+        """
+        if self._has_begun:
+            self._reservation.keep(self._num_samples)
+        else:
             self._reservation.use(cost)
-
-    def _take_prompt(self) -> bool:
-        """Takes the prompt's tokens, once, as soon as the engine has taken the request; whether it has."""
-        num_tokens = self._deltas.num_prompt_tokens
-        if num_tokens is None:
-            return False
-        if not self._has_prompt:
-            self._has_prompt = True
-            self._reservation.use(num_tokens)
-        return True
+            self._reservation.end()
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +63,13 @@ class MostTokens:
         prompt: about how long it is, or the context cap if that is less.
         in_all: with all of its output.
         context: the context cap, of one sample.
+        samples: how many there are of it, each of which gets at most one token a step.
     """
 
     prompt: int
     in_all: int
     context: int
+    samples: int
 
     @classmethod
     def of(cls, estimate: int, params: SamplingParams, context: int) -> Self:
@@ -70,7 +82,7 @@ class MostTokens:
         prompt = min(estimate, context)
         room = context - prompt
         longest = room if params.max_tokens is None else min(params.max_tokens, room)
-        return cls(prompt, prompt + params.n * longest, context)
+        return cls(prompt, prompt + params.n * longest, context, params.n)
 
 
 def estimated_tokens(*parts: str | Sequence[int]) -> int:

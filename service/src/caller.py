@@ -90,10 +90,10 @@ class Caller:
         return structlog.contextvars.bound_contextvars(request_id=self.request_id, **values)
 
     @contextmanager
-    def charged(self, most: MostTokens, deltas: DeltaStream) -> Iterator[Bill]:
+    def charged(self, most: MostTokens, deltas: DeltaStream) -> Iterator[None]:
         """Reserves what a request may take out of its tenant's bucket, and settles what it took however it ends.
 
-        What comes out of it goes onto the bill that this gives.
+        What the engine makes for it is charged as it is made, whoever reads it, to the last token after the call's end.
 
         Before the prompt is encoded its length alone is known. A request that the engine refuses costs nothing, but for
         what was encoded in vain; one that it took costs its prompt, even if nobody waits for the end; one that is left
@@ -102,17 +102,16 @@ class Caller:
         Raises:
             TenantLimitError: nothing is left for it; nothing was changed.
         """
-        with self.account.reserved(most.in_all) as reservation:
-            bill = Bill(reservation, deltas)
-            cost = most.prompt
-            try:
-                yield bill
-            except Exception as error:
-                in_vain = error.num_encoded_tokens if isinstance(error, CapacityError) else 0
-                cost = min(in_vain, most.context)
-                raise
-            finally:
-                bill.settle_prompt(cost)
+        deltas.meter = bill = Bill(self.account.reserve(most.in_all), most.samples)
+        cost = most.prompt
+        try:
+            yield
+        except Exception as error:
+            in_vain = error.num_encoded_tokens if isinstance(error, CapacityError) else 0
+            cost = min(in_vain, most.context)
+            raise
+        finally:
+            bill.leave(cost)
 
     @contextmanager
     def own_id_in_errors(self) -> Iterator[None]:

@@ -16,7 +16,7 @@ from pykv.engine.stats import EngineStats
 from pykv.errors import InvalidRequestError
 from pykv.sampling import SamplingParams
 from pykv.service.access import Account, Gate
-from pykv.service.bill import Bill, MostTokens, estimated_tokens
+from pykv.service.bill import MostTokens, estimated_tokens
 from pykv.service.caller import Caller, log_end
 from pykv.service.errors import EngineStalledError, FailedSequenceError, ModelLoadingError
 from pykv.service.kv_events import EventFeed
@@ -45,14 +45,14 @@ class TakenRequest:
         operation: as traces name it.
         estimate: about how many tokens its prompt is.
         deltas: what the engine gives for it.
-        pass_on: sends deltas to the client in its words, to the last, and puts each onto the bill.
+        pass_on: sends deltas to the client in its words, to the last.
     """
 
     operation: str
     params: SamplingParams
     estimate: int
     deltas: DeltaStream
-    pass_on: Callable[[Deltas, Bill], Awaitable[None]]
+    pass_on: Callable[[Deltas], Awaitable[None]]
 
 
 class EngineService:
@@ -122,8 +122,8 @@ class EngineService:
                     metadata=stream.metadata,
                 )
                 most = MostTokens.of(taken.estimate, taken.params, served.description.max_model_len)
-                with caller.own_id_in_errors(), caller.charged(most, taken.deltas) as bill:
-                    await taken.pass_on(traced, bill)
+                with caller.own_id_in_errors(), caller.charged(most, taken.deltas):
+                    await taken.pass_on(traced)
 
     async def Abort(self, stream: Stream[pb.AbortRequest, pb.AbortResponse]) -> None:  # noqa: N802
         """Ends a request by its name."""
@@ -200,7 +200,7 @@ class EngineService:
         return self._served
 
 
-async def _pass_on(caller: Caller, stream: ResponseStream, deltas: Deltas, bill: Bill) -> None:
+async def _pass_on(caller: Caller, stream: ResponseStream, deltas: Deltas) -> None:
     """Sends deltas as they come. Whatever ends this, the request in the engine ends with it.
 
     While a send waits for the client, the engine merges the deltas that follow and bounds how many wait.
@@ -212,7 +212,6 @@ async def _pass_on(caller: Caller, stream: ResponseStream, deltas: Deltas, bill:
     request_id = caller.request_id
     async with aclosing(deltas):
         async for delta in deltas:
-            bill.add(delta)
             for response in responses_of(delta, request_id):
                 await stream.send_message(response)
             request_id = ""  # said once

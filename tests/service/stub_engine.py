@@ -214,6 +214,7 @@ class StubEngine:
         if self.live.get(channel.request_id) is channel:
             self._tasks[channel.request_id].cancel()
             self._end(channel, self.aborted)
+            channel.fail(EngineDeadError("it was left"))
 
     def _end(self, channel, how):
         how.append(channel.request_id)

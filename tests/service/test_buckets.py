@@ -31,14 +31,13 @@ class Bucket:
 
     def begin(self, most):
         """A request begins and goes on: what it reserved."""
-        context = self.account.reserved(most)
-        reservation = context.__enter__()
-        self.open.append(context)
+        reservation = self.account.reserve(most)
+        self.open.append(reservation)
         return reservation
 
     def end(self, index=-1):
         """A request ends."""
-        self.open.pop(index).__exit__(None, None, None)
+        self.open.pop(index).end()
 
     def refusal(self):
         """When the next request may come, where it is refused."""
@@ -153,7 +152,7 @@ async def test_calls_that_take_no_tokens_need_none_that_are_not_reserved(make_bu
 def test_a_request_may_take_its_prompt_and_all_samples_within_the_context_cap(
     estimate, params, prompt, in_all
 ):
-    assert MostTokens.of(estimate, params, 1000) == MostTokens(prompt, in_all, 1000)
+    assert MostTokens.of(estimate, params, 1000) == MostTokens(prompt, in_all, 1000, params.n)
 
 
 @pytest.fixture
@@ -193,10 +192,10 @@ async def test_a_burst_of_calls_is_bounded_before_any_of_them_has_ended(start_fo
 async def test_a_call_that_is_refused_for_others_reservations_is_told_to_come_again_soon(
     start_for_tenant, collect
 ):
-    daemon = await start_for_tenant(tokens_per_second=0.01, burst_tokens=50)
+    daemon = await start_for_tenant(tokens_per_second=0.01, burst_tokens=49.5)  # 50 are reserved
     daemon.engine.hold()
     async with Client(daemon.address, token="t") as client:
-        running = asyncio.create_task(collect(client.generate("word " * 10_000, SHORT)))
+        running = asyncio.create_task(collect(client.generate([5], SamplingParams(max_tokens=100))))
         await daemon.engine.until(lambda: daemon.engine.live)
         with pytest.raises(ServiceError, match="may use all that is left") as refusal:
             await anext(client.generate([5], SHORT))

@@ -32,7 +32,7 @@ class _Call:
 
 
 class Reservation:
-    """What one request may still take out of its tenant's bucket, and no other can. Made by `Account.reserved`."""
+    """What one request may still take out of its tenant's bucket, and no other can. Made by `Account.reserve`."""
 
     __slots__ = ("_account", "_num_left")
 
@@ -45,9 +45,13 @@ class Reservation:
         self._account._take(num_tokens)
         self._give_back(min(num_tokens, self._num_left))
 
+    def keep(self, num_tokens: int) -> None:
+        """So much of what was not used stays reserved; the rest is there for other requests."""
+        self._give_back(max(self._num_left - num_tokens, 0))
+
     def end(self) -> None:
         """What was not used is there for other requests."""
-        self._give_back(self._num_left)
+        self.keep(0)
 
     def _give_back(self, num_tokens: int) -> None:
         self._num_left -= num_tokens
@@ -123,9 +127,8 @@ class Account:
         if call.scope.cancelled_caught and call.error is not None:
             raise call.error
 
-    @contextmanager
-    def reserved(self, num_tokens: int) -> Iterator[Reservation]:
-        """Sets tokens of the bucket aside for one request; what it has not used at the end is given back.
+    def reserve(self, num_tokens: int) -> Reservation:
+        """Sets tokens of the bucket aside for one request, until its reservation is ended.
 
         Args:
             num_tokens: what it may take at most; more than the bucket holds is not reserved.
@@ -136,11 +139,7 @@ class Account:
         self._check_bucket(self._num_reserved)
         num_tokens = math.ceil(min(num_tokens, self._tenant.burst))
         self._num_reserved += num_tokens
-        reservation = Reservation(self, num_tokens)
-        try:
-            yield reservation
-        finally:
-            reservation.end()
+        return Reservation(self, num_tokens)
 
     def _take(self, num_tokens: int) -> None:
         if self._tenant.tokens_per_second is not None:

@@ -21,7 +21,7 @@ from pykv.engine.merging import merged
 from pykv.engine.outputs import OutputDelta
 from pykv.errors import InvalidRequestError
 from pykv.service.access import Account, Gate
-from pykv.service.bill import Bill, estimated_tokens
+from pykv.service.bill import estimated_tokens
 from pykv.service.caller import Caller, log_end
 from pykv.service.engine_service import EngineService, TakenRequest
 from pykv.service.errors import FailedSequenceError
@@ -243,7 +243,7 @@ class _Answer:
         self._source = source
         self._num_output_tokens: dict[int, int] = {}
 
-    async def stream(self, deltas: Deltas, bill: Bill) -> None:
+    async def stream(self, deltas: Deltas) -> None:
         """Sends what is new as it comes.
 
         Raises:
@@ -252,7 +252,7 @@ class _Answer:
         failed: str | None = None
         async with aclosing(deltas):
             async for delta in deltas:
-                self._count(delta, bill)
+                self._count(delta)
                 if delta.token_ids or delta.prompt_logprobs is not None:
                     await self._stream.send_message(chunk_of(delta, self._source))
                 if delta.finish_reason == "error":
@@ -262,7 +262,7 @@ class _Answer:
         if failed is not None:
             raise FailedSequenceError(failed)
 
-    async def whole(self, deltas: Deltas, bill: Bill) -> None:
+    async def whole(self, deltas: Deltas) -> None:
         """Sends each sample whole, once all have ended.
 
         Raises:
@@ -271,7 +271,7 @@ class _Answer:
         samples: dict[int, list[OutputDelta]] = {}
         async with aclosing(deltas):
             async for delta in deltas:
-                self._count(delta, bill)
+                self._count(delta)
                 samples.setdefault(delta.index, []).append(delta)
         for index in sorted(samples):
             sample = merged(samples[index])
@@ -279,8 +279,7 @@ class _Answer:
                 raise FailedSequenceError(sample.error or "a sample failed")
             await self._stream.send_message(self._complete(sample))
 
-    def _count(self, delta: OutputDelta, bill: Bill) -> None:
-        bill.add(delta)
+    def _count(self, delta: OutputDelta) -> None:
         before = self._num_output_tokens.get(delta.index, 0)
         self._num_output_tokens[delta.index] = before + len(delta.token_ids)
         if delta.usage is not None:
