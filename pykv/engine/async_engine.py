@@ -41,12 +41,13 @@ from pykv.text.chat import num_characters
 
 _CLOSING_SECONDS = 30.0
 _CLOSED = "the engine was closed"
+_CHARACTERS_OF_MESSAGE = 64  # so much more text would take the memory that a message takes beside its own
 _log = logging.getLogger("pykv.engine")
 
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """What one stream asks for; `num_characters` is the length of its texts, 0 for ids, `amount` that of either."""
+    """What one stream asks for; `num_characters` is the length of its texts, 0 for ids, `amount` what waits of it."""
 
     new_request: Callable[[str], Request]
     num_characters: int
@@ -63,7 +64,8 @@ class AsyncEngine:
             async for delta in engine.generate("The capital of France is", SamplingParams(max_tokens=5)):
                 print(delta.text, end="")
 
-    Its methods may be called from any event loop.
+    Its methods may be called from any event loop. Prompts are encoded on threads; of those that wait for it,
+    2**24 characters or token ids are kept at most, and a tenant may have as much of that as is left to all.
 
     Args:
         engine: nothing else may use it from now on; it is closed with this one.
@@ -164,7 +166,7 @@ class AsyncEngine:
 
         Raises (when the first delta is asked for):
             InvalidRequestError, CapacityError: the prompt or the parameters are not allowed, or can never fit.
-            DuplicateRequestError, QueueFullError: the id is taken, the queue is full.
+            DuplicateRequestError, QueueFullError: the id is taken, the queue is full or too much waits to be encoded.
             EngineDeadError: also later: the engine has ended.
         """
 
@@ -193,8 +195,9 @@ class AsyncEngine:
             return self.engine.new_request(self.engine.encode_chat(messages, template_options), params, name)
 
         use = CacheUse(scope=scope, tenant=tenant, retention=retention)
-        amount = num_characters(messages)
-        return self._stream(_Call(new_request, amount, amount, params, request_id, use))
+        length = num_characters(messages)
+        amount = length + _CHARACTERS_OF_MESSAGE * _amount(messages)
+        return self._stream(_Call(new_request, length, amount, params, request_id, use))
 
     async def abort(self, request_id: str) -> bool:
         """Ends a request; its stream gets a last delta with finish reason "abort".
@@ -223,7 +226,11 @@ class AsyncEngine:
     async def pin(
         self, prompt: str | Sequence[int], *, scope: bytes = b"", tenant: bytes = b""
     ) -> Pin | None:
-        """Keeps the cached blocks that a prompt begins with; see `Engine.pin`. Encodes on a thread."""
+        """Keeps the cached blocks that a prompt begins with; see `Engine.pin`. Encodes on a thread.
+
+        Raises:
+            QueueFullError: too much waits to be encoded; nothing was pinned.
+        """
         pin = partial(self.engine.pin, prompt, scope=scope, tenant=tenant)
         return await self._encoding.run(pin, tenant=as_bytes("tenant", tenant), amount=_amount(prompt))
 

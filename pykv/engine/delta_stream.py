@@ -227,6 +227,7 @@ class DeltaStream(AsyncGenerator[OutputDelta, None]):
         if self._open_channel is not None:
             opening, self._open_channel = self._open_channel, None
             channel = await opening()
+            del opening  # it has the prompt, which would stay as long as the first delta is waited for
             self.prompt_token_ids = channel.prompt_token_ids
             self._request = channel.request
             channel.measure(self.meter)

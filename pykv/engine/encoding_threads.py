@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
+from pykv.errors import QueueFullError
 from pykv.fair_line import FairLine
 
-__all__ = ["EncodingThreads"]
+__all__ = ["MOST_WAITING", "EncodingThreads"]
+
+MOST_WAITING = 2**24
+"""Characters of texts, and token ids, that may wait at once: a character is up to 4 bytes of memory."""
 
 MOST_OF_SHORT = 2**15
 """Up to so many characters a text is encoded within some 20 ms."""
@@ -23,11 +27,16 @@ class EncodingThreads:
     """One thread for short texts and one for long ones, of each of which tenants have turns by characters.
 
     What is encoded leaves other threads their time: the tokenizer lets go of the interpreter meanwhile.
+
+    Args:
+        most_waiting: characters and token ids that may wait at once. A tenant may have as much of that as is left to
+            all; a prompt of more than half of it counts as half, so each is let in where nothing waits.
     """
 
-    def __init__(self) -> None:
-        self._short = _Lane("pykv-encode-short")
-        self._long = _Lane("pykv-encode-long")
+    def __init__(self, most_waiting: int = MOST_WAITING) -> None:
+        waiting = _Waiting(most_waiting)
+        self._short = _Lane("pykv-encode-short", waiting)
+        self._long = _Lane("pykv-encode-long", waiting)
 
     async def run(self, function: Callable[[], Result], *, tenant: bytes, amount: int) -> Result:
         """Returns what a function that encodes returns; one that has not begun when this is cancelled never does.
@@ -37,6 +46,7 @@ class EncodingThreads:
             amount: characters of the text, or token ids.
 
         Raises:
+            QueueFullError: too much waits; nothing was changed.
             BaseException: what the function raised; RuntimeError instead of StopIteration, which no future takes.
         """
         lane = self._short if amount <= MOST_OF_SHORT else self._long
@@ -83,10 +93,53 @@ def _run(function: Callable[[], Any], future: Future[Any]) -> None:
         del future  # as above
 
 
-class _Lane:
-    """One thread; may be given work from any."""
+class _Waiting:
+    """How much waits, of each tenant and in all; may be told from any thread."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._lock = threading.Lock()
+        self._of_tenant: Counter[bytes] = Counter()
+        self._in_all = 0
+
+    def add(self, tenant: bytes, amount: int) -> None:
+        """One more waits.
+
+        Raises:
+            QueueFullError: see `EncodingThreads`; nothing was changed.
+        """
+        counted = self._counted(amount)
+        with self._lock:
+            if self._of_tenant.get(tenant, 0) + counted > self._most - self._in_all:
+                raise QueueFullError(
+                    f"{self._in_all} characters or token ids of prompts wait to be encoded and this one has {amount}: "
+                    f"allowed is {self._most} that wait, and of those a fair part"
+                )
+            self._in_all += counted
+            self._of_tenant[tenant] += counted
+
+    def remove(self, tenant: bytes, amount: int) -> None:
+        """One waits no more."""
+        counted = self._counted(amount)
+        with self._lock:
+            self._in_all -= counted
+            self._of_tenant[tenant] -= counted
+            if not self._of_tenant[tenant]:
+                del self._of_tenant[tenant]
+
+    def _counted(self, amount: int) -> int:
+        return min(amount, self._most // 2)
+
+
+class _Lane:
+    """One thread; may be given work from any.
+
+    Args:
+        waiting: is told what waits here.
+    """
+
+    def __init__(self, name: str, waiting: _Waiting) -> None:
+        self._waiting = waiting
         self._thread = ThreadPoolExecutor(1, name)
         self._lock = threading.Lock()
         self._jobs: dict[bytes, OrderedDict[_Job, None]] = {}  # of each tenant those that wait, as they came
@@ -97,6 +150,7 @@ class _Lane:
         with self._lock:
             if self._is_shut_down:
                 raise RuntimeError("no prompt is encoded after the shutdown")
+            self._waiting.add(job.tenant, job.amount)
             if not self._is_at_work:
                 self._thread.submit(self._work)
                 self._is_at_work = True
@@ -109,6 +163,7 @@ class _Lane:
             jobs = self._jobs.get(job.tenant)
             if jobs is not None and job in jobs:
                 del jobs[job]
+                self._waiting.remove(job.tenant, job.amount)
                 self._stand_in_line(job.tenant)
 
     def shut_down(self) -> None:
@@ -128,6 +183,7 @@ class _Lane:
                 return None
             tenant = self._line.first()
             job, _ = self._jobs[tenant].popitem(last=False)
+            self._waiting.remove(tenant, job.amount)
             self._line.serve(tenant, job.amount)
             self._stand_in_line(tenant)
             return job

@@ -1,6 +1,7 @@
 """Reads requests: what can be refused without the engine is refused here, before anything is done for it."""
 
 import uuid
+from array import array
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
@@ -105,7 +106,7 @@ def retention_of(message: pb.Retention) -> Retention:
 
 
 def prompt_of(request: pb.GenerateRequest, max_model_len: int) -> str | Sequence[int]:
-    """The prompt's text or token ids.
+    """The prompt's text or token ids, which take 8 bytes each while they wait.
 
     Raises:
         InvalidRequestError: there is none.
@@ -120,7 +121,7 @@ def prompt_of(request: pb.GenerateRequest, max_model_len: int) -> str | Sequence
     if num_tokens >= max_model_len:
         message = f"prompt has {num_tokens} tokens: allowed is fewer than the context cap of {max_model_len}"
         raise CapacityError(message, "prompt")
-    return tuple(request.token_ids.ids)
+    return array("q", request.token_ids.ids)
 
 
 def messages_of(request: pb.ChatRequest) -> list[dict[str, str]]:

@@ -13,7 +13,8 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from pykv.engine.async_engine import AsyncEngine
-from pykv.engine.encoding_threads import MOST_OF_SHORT, EncodingThreads
+from pykv.engine.encoding_threads import MOST_OF_SHORT, MOST_WAITING, EncodingThreads
+from pykv.errors import PykvError, QueueFullError
 from pykv.sampling import SamplingParams
 from pykv.text.tokenizer import TextTokenizer
 
@@ -21,8 +22,9 @@ LONG = MOST_OF_SHORT + 1
 
 
 @pytest.fixture
-def threads():
-    made = EncodingThreads()
+def threads(request):
+    """They take as much as a test's parameter says."""
+    made = EncodingThreads(getattr(request, "param", MOST_WAITING))
     yield made
     made.shut_down()
 
@@ -130,7 +132,9 @@ async def test_who_left_before_its_turn_has_used_up_nothing(threads, blocked):
 
 
 @pytest.mark.asyncio
-async def test_ids_have_turns_by_their_number(make_scripted_engine, monkeypatch):
+async def test_ids_have_turns_by_their_number_and_each_message_counts_more_than_its_text(
+    make_scripted_engine, monkeypatch
+):
     amounts = []
     run = EncodingThreads.run
 
@@ -142,7 +146,9 @@ async def test_ids_have_turns_by_their_number(make_scripted_engine, monkeypatch)
     async with AsyncEngine(make_scripted_engine(lambda history: 65)) as engine:
         for prompt in ("abc", [65] * 5, (65, 66)):
             [_ async for _ in engine.generate(prompt, SamplingParams(max_tokens=1))]
-    assert amounts == [3, 5, 2]
+        with contextlib.suppress(PykvError):  # it may have no template
+            await anext(engine.chat([{"role": "user", "content": "abc"}] * 2, SamplingParams(max_tokens=1)))
+    assert amounts == [3, 5, 2, 2 * (3 + 64)]
 
 
 @pytest.mark.asyncio
@@ -232,3 +238,111 @@ async def test_a_text_is_let_go_once_it_is_encoded_or_refused(threads, raises):
         assert text_is_there() is None
     finally:
         gc.enable()
+
+
+def is_empty(threads):
+    waiting = threads._short._waiting
+    return threads._long._waiting is waiting and not waiting._in_all and not waiting._of_tenant
+
+
+async def begun(threads, tenant, amount, encoded=None):
+    """A text that waits, or its refusal."""
+    run = threads.run((encoded or []).clear, tenant=tenant, amount=amount)
+    task = asyncio.create_task(run)
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    if task.done():
+        await task
+    return task
+
+
+@pytest.mark.parametrize("threads", [8 * LONG], indirect=True)
+@pytest.mark.asyncio
+async def test_a_tenant_may_have_as_much_waiting_as_is_left_to_all(threads, blocked):
+    task, may_end = await blocked()
+    refusal = rf"{4 * LONG} characters or token ids of prompts wait to be encoded and this one has {LONG}"
+    tasks = [await begun(threads, b"a", LONG) for _ in range(4)]
+    with pytest.raises(
+        QueueFullError, match=f"{refusal}: allowed is {8 * LONG} that wait, and of those a fair part"
+    ):
+        await begun(threads, b"a", LONG)
+    tasks += [await begun(threads, b"b", LONG) for _ in range(2)]
+    with pytest.raises(QueueFullError):
+        await begun(threads, b"b", LONG)
+    tasks += [await begun(threads, b"c", LONG)]
+    with pytest.raises(QueueFullError):
+        await begun(threads, b"d", 2 * LONG)
+    tasks[0].cancel()  # what is left leaves room
+    await asyncio.gather(tasks[0], return_exceptions=True)
+    tasks += [await begun(threads, b"d", 2 * LONG)]
+    may_end.set()
+    await asyncio.gather(task, *tasks[1:])
+    assert is_empty(threads)
+
+
+@pytest.mark.parametrize("threads", [8 * LONG], indirect=True)
+@pytest.mark.asyncio
+async def test_any_prompt_may_wait_where_no_other_does_and_one_tenant_more_may(threads, blocked):
+    task, may_end = await blocked()
+    tasks = [await begun(threads, b"a", 100 * LONG)]
+    with pytest.raises(QueueFullError):
+        await begun(threads, b"a", 1)
+    tasks += [await begun(threads, b"b", 100 * LONG)]
+    with pytest.raises(QueueFullError):
+        await begun(threads, b"c", 1)
+    may_end.set()
+    await asyncio.gather(task, *tasks)
+    assert is_empty(threads)
+    await begun(threads, b"a", 100 * LONG)
+
+
+@pytest.mark.asyncio
+async def test_a_prompt_that_may_not_wait_is_never_encoded_and_leaves_its_name_free(make_scripted_engine):
+    served = AsyncEngine(make_scripted_engine(lambda history: 65))
+    served._encoding = EncodingThreads(2)  # each prompt counts as one
+    has_begun, may_end, params = threading.Event(), threading.Event(), SamplingParams(max_tokens=1)
+
+    def encode():
+        has_begun.set()
+        assert may_end.wait(20)
+
+    async def one(text):
+        return [delta async for delta in served.generate(text, params, request_id=text)]
+
+    async with served:
+        blocks = asyncio.create_task(served._encoding.run(encode, tenant=b"a", amount=1))
+        assert await asyncio.to_thread(has_begun.wait, 20)
+        waits = asyncio.create_task(one("waits"))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert served._encoding._short._jobs
+        with pytest.raises(QueueFullError, match="wait to be encoded"):
+            await one("refused")
+        with pytest.raises(QueueFullError, match="wait to be encoded"):
+            await served.pin("refused")
+        assert served.stats().num_requests == 0
+        may_end.set()
+        await blocks
+        for deltas in (await waits, await one("refused")):
+            assert deltas[-1].usage.output_tokens == 1
+
+
+@pytest.mark.asyncio
+async def test_a_text_is_let_go_once_its_request_waits_for_its_first_token(make_scripted_engine):
+    engine = make_scripted_engine(lambda history: 65)
+    gate = engine.steps._runner.gate
+
+    class Text(str):
+        pass
+
+    async with AsyncEngine(engine) as served:
+        gate.close()
+        text = Text("abc")
+        text_is_there, stream = weakref.ref(text), served.generate(text, SamplingParams(max_tokens=1))
+        del text
+        reader = asyncio.create_task(anext(stream))
+        assert await asyncio.to_thread(gate.entered.wait, 20)
+        gc.collect()
+        assert text_is_there() is None
+        gate.open.set()
+        assert (await reader).token_ids == (65,)

@@ -160,7 +160,7 @@ class StubEngine:
             channel.prompt_token_ids = token_ids
             deltas = (
                 self._scripted(prompt)
-                if prompt in self.scripts
+                if isinstance(prompt, str) and prompt in self.scripts
                 else self._numbers(token_ids, params, channel)
             )
             self.live[request_id] = channel

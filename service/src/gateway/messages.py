@@ -1,5 +1,6 @@
 """Between the gateway's messages and the engine's objects."""
 
+from array import array
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -38,7 +39,7 @@ def prompt_of(request: pb.GenerateRequest) -> str | Sequence[int]:
     kind = request.WhichOneof("input")
     if kind is None:
         raise InvalidRequestError("input is missing: allowed is tokenized or text", "input")
-    return str(request.text) if kind == "text" else tuple(request.tokenized.input_ids)
+    return str(request.text) if kind == "text" else array("q", request.tokenized.input_ids)
 
 
 def params_of(message: pb.SamplingParams) -> SamplingParams:
