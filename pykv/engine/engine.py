@@ -333,7 +333,7 @@ class Engine:
         if self.tokenizer is None:
             raise InvalidRequestError("messages: the engine has no tokenizer; send token ids", "messages")
         check_length(num_characters(messages), self.tokenizer, self.max_model_len)
-        token_ids = self.tokenizer.encode_chat(messages, template_options)
+        token_ids = self.tokenizer.encode_chat(messages, template_options, self.max_model_len)
         return checked_encoding(token_ids, self.vocab_size, self.max_model_len)
 
     def check_characters(self, num_characters: int) -> None:

@@ -10,6 +10,7 @@ import numpy.typing as npt
 from pykv.errors import CapacityError, InvalidRequestError
 from pykv.field_checks import is_integer, refuse
 from pykv.sampling.params import SamplingParams
+from pykv.text.length import too_long
 from pykv.text.tokenizer import TextTokenizer
 from pykv.token_array import holds_bools
 
@@ -59,7 +60,7 @@ def encoded_prompt(
     """Returns the prompt as int32 [num_tokens], every id in [0, vocab_size).
 
     Raises:
-        CapacityError: it is longer than any sequence may be; a long text is refused before it is encoded.
+        CapacityError: it is longer than any sequence may be; a text that is far too long, before all is encoded.
         InvalidRequestError: it is empty, no text or ids, or an id is not in the vocabulary.
     """
     if isinstance(prompt, str):
@@ -68,7 +69,7 @@ def encoded_prompt(
                 "prompt is a text, but the engine has no tokenizer: allowed are token ids", "prompt"
             )
         check_length(len(prompt), tokenizer, max_model_len)
-        return checked_encoding(tokenizer.encode(prompt), vocab_size, max_model_len)
+        return checked_encoding(tokenizer.encode(prompt, max_model_len), vocab_size, max_model_len)
     return checked_ids(prompt, vocab_size, max_model_len)
 
 
@@ -80,7 +81,7 @@ def check_length(num_characters: int, tokenizer: TextTokenizer, max_model_len: i
     """
     least = -(-num_characters // tokenizer.longest_token_characters)
     if least >= max_model_len:
-        raise _too_long(f"{num_characters} characters, so at least {least} tokens", max_model_len)
+        raise too_long(f"{num_characters} characters, so at least {least} tokens", max_model_len)
 
 
 def checked_encoding(token_ids: Sequence[int], vocab_size: int, max_model_len: int) -> npt.NDArray[np.int32]:
@@ -109,14 +110,8 @@ def checked_ids(token_ids: object, vocab_size: int, max_model_len: int) -> npt.N
     if len(token_ids) == 0:
         raise InvalidRequestError("prompt is empty: allowed is at least one token", "prompt")
     if len(token_ids) >= max_model_len:
-        raise _too_long(f"{len(token_ids)} tokens", max_model_len)
+        raise too_long(f"{len(token_ids)} tokens", max_model_len)
     return _as_int32(token_ids, vocab_size)
-
-
-def _too_long(length: str, max_model_len: int) -> CapacityError:
-    """A sequence needs room for one token of output."""
-    allowed = f"at most {max_model_len - 1}, as prompt and output may have {max_model_len} tokens together"
-    return CapacityError(f"prompt has {length}: allowed is {allowed}", "prompt")
 
 
 def _as_int32(token_ids: object, vocab_size: int) -> npt.NDArray[np.int32]:

@@ -15,6 +15,7 @@ from pykv.field_checks import refuse
 from pykv.text.chat import checked_messages
 from pykv.text.control_tokens import ControlTokens
 from pykv.text.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
+from pykv.text.length import check_pieces
 from pykv.text.token_pieces import Piece, byte_level_pieces
 
 CACHED_WORDS = 4000
@@ -45,23 +46,30 @@ class TextTokenizer:
         """No token stands for more characters: a text has at least its length over this many tokens."""
         return max(map(len, self._backend.get_vocab(with_added_tokens=True)), default=1)
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, max_model_len: int | None = None) -> list[int]:
         """Returns the ids of a raw prompt.
 
         Control tokens in it are read as such, and special tokens are added as the tokenizer is set up to do,
         but no second BOS where the text begins with one.
 
+        Args:
+            max_model_len: what a sequence may have; None = any number of tokens.
+
         Raises:
+            CapacityError: the text has far more tokens; only a part of it was encoded.
             InvalidRequestError: the text holds a lone surrogate.
         """
-        token_ids = self._encode("prompt", text, add_special_tokens=True)
+        token_ids = self._encode("prompt", text, max_model_len, add_special_tokens=True)
         begins_with_bos = self._bos_token is not None and text.startswith(self._bos_token)
         if begins_with_bos and token_ids[:2] == [self._bos_id, self._bos_id]:
             return token_ids[1:]
         return token_ids
 
     def encode_chat(
-        self, messages: Sequence[Mapping[str, str]], template_options: Mapping[str, Any] | None = None
+        self,
+        messages: Sequence[Mapping[str, str]],
+        template_options: Mapping[str, Any] | None = None,
+        max_model_len: int | None = None,
     ) -> list[int]:
         """Returns the ids of the model's chat template over the messages, up to where the answer begins.
 
@@ -70,8 +78,10 @@ class TextTokenizer:
         Args:
             messages: each with `role` and `content`.
             template_options: more variables for the template.
+            max_model_len: as for `encode`.
 
         Raises:
+            CapacityError: as from `encode`.
             InvalidRequestError: the messages are malformed, the template refuses them, or there is none.
         """
         defuse = self._control_tokens.defuse
@@ -81,7 +91,8 @@ class TextTokenizer:
         if not isinstance(template_options, (Mapping, NoneType)):
             refuse("template_options", template_options, "a mapping of more variables for the template")
         text = self._rendered(defused, template_options or {})
-        return self._control_tokens.drop_marks(self._encode("messages", text, add_special_tokens=False))
+        token_ids = self._encode("messages", text, max_model_len, add_special_tokens=False)
+        return self._control_tokens.drop_marks(token_ids)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Returns the text of whole sequences of tokens, without special tokens."""
@@ -97,12 +108,16 @@ class TextTokenizer:
     def _pieces(self) -> list[Piece] | None:
         return byte_level_pieces(self._backend)
 
-    def _encode(self, field: str, text: str, *, add_special_tokens: bool) -> list[int]:
+    def _encode(
+        self, field: str, text: str, max_model_len: int | None, *, add_special_tokens: bool
+    ) -> list[int]:
         try:
-            text.encode()
+            num_bytes = len(text.encode())
         except UnicodeEncodeError as error:
             message = f"{field} has a lone surrogate at character {error.start}: allowed is Unicode text"
             raise InvalidRequestError(message, field) from error
+        if max_model_len is not None:
+            check_pieces(self._backend, text, num_bytes, max_model_len)
         (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return encoding.ids  # `encode` would hold the interpreter, and with it all other threads, for seconds
 
