@@ -8,9 +8,8 @@ from typing import Generic, TypeVar
 __all__ = ["FairLine"]
 
 T = TypeVar("T", bound=Hashable)
-Tag = tuple[
-    int, int, int
-]  # of what one has, the order of magnitude; where ends what it wants; when it said so
+Tag = tuple[int, int, int]
+"""Of what one has, the order of magnitude; where what it wants ends; when it said so."""
 
 
 class FairLine(Generic[T]):
@@ -23,7 +22,7 @@ class FairLine(Generic[T]):
 
     def __init__(self) -> None:
         self._clock = 0  # what each might have got
-        self._begins: dict[T, int] = {}  # where begins what each wants
+        self._begins: dict[T, int] = {}  # where what each wants begins
         self._tags: dict[T, Tag] = {}  # of those that wait
         self._heap: list[tuple[Tag, T]] = []  # theirs, and such as are theirs no longer
         self._count = count()
@@ -67,7 +66,7 @@ class FairLine(Generic[T]):
         return self._heap[0][1]
 
     def ends(self, thing: T) -> int:
-        """Where ends, by the clock, what one who waits wants."""
+        """Where, by the clock, what one who waits wants ends."""
         return self._tags[thing][1]
 
     def in_order(self) -> Generator[T]:

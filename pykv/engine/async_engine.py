@@ -47,7 +47,12 @@ _log = logging.getLogger("pykv.engine")
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """What one stream asks for; `num_characters` is the length of its texts, 0 for ids, `amount` what waits of it."""
+    """What one stream asks for.
+
+    Attributes:
+        num_characters: of its texts; 0 for ids.
+        amount: what counts of it while it waits to be encoded: characters or ids, and some for each message.
+    """
 
     new_request: Callable[[str], Request]
     num_characters: int

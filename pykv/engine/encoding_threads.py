@@ -58,9 +58,8 @@ class EncodingThreads:
             lane.drop(job)
             raise
         finally:
-            del (
-                job
-            )  # or an error, whose traceback has this frame, would keep the text until the next collection
+            # An error has this frame in its traceback, and would keep the text until the next collection of garbage.
+            del job
 
     def shut_down(self) -> None:
         """Takes nothing more; what was taken is still done."""
@@ -90,7 +89,8 @@ def _run(function: Callable[[], Any], future: Future[Any]) -> None:
     else:
         future.set_result(result)
     finally:
-        del future  # as above
+        # The error that it holds has this frame in its traceback: they would keep each other, and the text.
+        del future
 
 
 class _Waiting:
@@ -110,10 +110,12 @@ class _Waiting:
         """
         counted = self._counted(amount)
         with self._lock:
-            if self._of_tenant.get(tenant, 0) + counted > self._most - self._in_all:
+            its_own, left = self._of_tenant.get(tenant, 0), self._most - self._in_all
+            if its_own + counted > left:
                 raise QueueFullError(
-                    f"{self._in_all} characters or token ids of prompts wait to be encoded and this one has {amount}: "
-                    f"allowed is {self._most} that wait, and of those a fair part"
+                    f"this prompt has {amount} characters or token ids, which count as {counted}, and {its_own} of its "
+                    "tenant wait to be encoded: allowed is together at most what is left to all, "
+                    f"{left} of {self._most}"
                 )
             self._in_all += counted
             self._of_tenant[tenant] += counted
@@ -152,7 +154,11 @@ class _Lane:
                 raise RuntimeError("no prompt is encoded after the shutdown")
             self._waiting.add(job.tenant, job.amount)
             if not self._is_at_work:
-                self._thread.submit(self._work)
+                try:
+                    self._thread.submit(self._work)
+                except BaseException:  # there is no thread for it
+                    self._waiting.remove(job.tenant, job.amount)
+                    raise
                 self._is_at_work = True
             self._jobs.setdefault(job.tenant, OrderedDict())[job] = None
             self._stand_in_line(job.tenant)

@@ -62,10 +62,17 @@ class Call:
             async with self._timeout:
                 self._is_running = True
                 await running
-        except TimeoutError as error:
-            raise self._error if self._timeout.expired() else error from None
+        except TimeoutError:
+            if not self._timeout.expired():
+                raise
+            raise self._take_error() from None
         finally:
             self._is_running = False
+
+    def _take_error(self) -> BaseException:
+        """The call lets go of it: its traceback holds the call."""
+        error, self._error = self._error, TimeoutError()
+        return error
 
 
 class Pace:
@@ -139,10 +146,7 @@ class Calls:
                 raise self._refusal
             await call.run(method(stream))
         except Exception as error:
-            cause = innermost(error)
-            status = status_of(cause)
-            self._tell(cause, status)
-            await _refuse(stream, cause, status, self._pace.seconds_until_half_have_ended(len(self)))
+            status = await self._refuse(stream, error)
         else:
             status = Status.OK
             self._pace.end()
@@ -150,6 +154,18 @@ class Calls:
             self._calls.discard(call)
             self._ended.set()
             self._by_status[status.name] += 1
+
+    async def _refuse(self, stream: AnyStream, error: BaseException) -> Status:
+        """Answers with the status of an error, and returns it.
+
+        Only here the error has a name beside its handler's: a frame of its own traceback that named it would keep the
+        request, a text of megabytes maybe, until the next collection of garbage.
+        """
+        cause = innermost(error)
+        status = status_of(cause)
+        self._tell(cause, status)
+        await _refuse(stream, cause, status, self._pace.seconds_until_half_have_ended(len(self)))
+        return status
 
     def _tell(self, error: BaseException, status: Status) -> None:
         labels = {"status": status.name, "kind": type(error).__name__}

@@ -74,7 +74,6 @@ def _load(pem: bytes) -> list[Certificate]:
         raise ValueError("a certificate that has no end")
     try:
         return x509.load_pem_x509_certificates(b"\n".join(block[0] for block in blocks if block))
-    except (
-        Exception
-    ) as error:  # its next release may refuse more, by whatever exception; the words are of parsers
+    except Exception as error:
+        # Its next release may refuse more, by whatever exception. The words would be those of parsers.
         raise ValueError("no certificate, or one that cannot be read") from error

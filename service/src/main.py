@@ -77,13 +77,16 @@ def _serve(options: ServeOptions, load: Loader) -> int:
 
 
 def _settling(load: Loader) -> Loader:
-    """Has the collector of garbage pass over what is there once the model is: going through it stops all streams for
-    a quarter of a second, torch and transformers alone."""
+    """Freezes what is there once the model is loaded, so that no later collection of garbage goes through it.
+
+    The objects of torch and transformers alone take a quarter of a second, in which no stream goes on.
+    """
 
     def load_and_settle(options: ServeOptions, tell: Callable[[str], None]) -> ServedModel:
         served = load(options, tell)
         gc.collect()
         gc.freeze()
+        gc.collect()  # of little, so that the next comes when little has been added
         return served
 
     return load_and_settle

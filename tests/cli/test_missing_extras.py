@@ -66,6 +66,6 @@ def test_a_command_names_its_extra_or_needs_none(name: str) -> None:
 
 
 @pytest.mark.parametrize(("script", "extra"), [("run_client", "client"), ("run_server", "serve")])
-def test_a_script_names_its_extra_or_needs_none(script: str, extra: str) -> None:
+def test_a_script_names_its_extra(script: str, extra: str) -> None:
     code = f"from pykv.cli.launch import {script}; sys.argv = ['program', 'chat']; sys.exit({script}())"
     check_refused(run_without_extras(code), extra)

@@ -134,7 +134,10 @@ def test_every_link_between_the_documents_leads_somewhere() -> None:
 
 def anchors_of(document: Path) -> set[str]:
     """The headings, as links name them: lower case, hyphens for blanks, no other signs."""
-    headings = re.findall(r"^#+ (.*)$", document.read_text(), re.MULTILINE)
+    text = re.sub(
+        r"^```.*?^```$", "", document.read_text(), flags=re.MULTILINE | re.DOTALL
+    )  # comments are none
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 

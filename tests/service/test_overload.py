@@ -35,9 +35,9 @@ class Held:
                 self.prefills.append(step.token_ids.tolist())
             return forward(step)
 
-        def counted_encode(text):
+        def counted_encode(*arguments):
             self.num_encoded += 1
-            return encode(text)
+            return encode(*arguments)
 
         monkeypatch.setattr(runner, "forward", held_forward)
         monkeypatch.setattr(tokenizer, "encode", counted_encode)

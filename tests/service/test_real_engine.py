@@ -164,6 +164,28 @@ async def test_a_prompt_of_5_mb_is_refused_and_nobody_waits_for_it(real):
         await other.aclose()
 
 
+@pytest.mark.parametrize(
+    "text", ["a" * 2_000_000, "\U0001f9ff" * 100_000], ids=["by its length", "after a part was encoded"]
+)
+async def test_a_refused_text_is_let_go_at_once(real, text):
+    """Else many of them wait for the next collection of garbage."""
+    async with Client(real.address) as client:
+        gc.collect()
+        gc.disable()
+        try:
+            with pytest.raises(CapacityError):
+                await anext(client.generate(text, GREEDY))
+            assert await client.health() == "SERVING"  # the call's task has ended
+            gc.set_debug(gc.DEBUG_SAVEALL)
+            gc.collect()
+            kept = [each for each in gc.garbage if isinstance(each, CapacityError)]
+        finally:
+            gc.set_debug(0)
+            gc.garbage.clear()
+            gc.enable()
+    assert not kept
+
+
 async def kill(address, open_raw, framed, place):
     """Begins a request and leaves it: by reset, close or cancellation, at one of several moments."""
     prompt = [1 + place % 200] * (1 + 17 * (place % 20))

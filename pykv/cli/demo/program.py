@@ -31,9 +31,8 @@ def main(options: Sequence[str] | None = None) -> int:
     Args:
         options: handed to `pykv-serve`; None: those of the command line.
     """
-    signal.signal(
-        signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM)
-    )  # the daemon is stopped on the way out
+    # The daemon is stopped on the way out.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     console = Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH)
     options = sys.argv[1:] if options is None else options
     try:

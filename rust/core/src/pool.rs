@@ -165,7 +165,7 @@ impl BlockPool {
         self.word(block).fetch_or(PUBLISHED, Ordering::AcqRel);
     }
 
-    /// Takes blocks out of the tree. Those that nobody uses become free at once, the last one on top.
+    /// Takes blocks out of the tree. Those that nobody uses become free, all together at the end, the last one on top.
     pub(crate) fn unpublish(&self, blocks: impl IntoIterator<Item = BlockId>) {
         let mut free = Chain::new();
         for block in blocks {

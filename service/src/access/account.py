@@ -108,7 +108,8 @@ class Account:
 
         Args:
             needs_operator: whether it may go on only as long as the tenant is an operator.
-            takes_tokens: whether it will reserve some, and so is refused at once where none are left for that.
+            takes_tokens: whether it will reserve some, and so is refused at once where none are left for that; any
+                call of a tenant that owes tokens is refused.
 
         Raises:
             TenantLimitError: the tenant has as many as it may, or no tokens left; nothing was changed.

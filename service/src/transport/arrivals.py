@@ -133,9 +133,8 @@ class Arrivals:
                 connection.send(SettingsFrame(0).serialize() + reason)
 
     async def _begin(self, connection: socket.socket, protocol: ServerProtocol, peer: str) -> None:
-        tls, hello = self.tls, ClientHello()
-        if tls is not None:
-            hello.await_of(tls)
+        tls = self.tls
+        hello = None if tls is None else ClientHello.expect(tls)
         try:
             await self._loop.connect_accepted_socket(
                 lambda: protocol,
@@ -144,7 +143,7 @@ class Arrivals:
                 ssl_handshake_timeout=None if tls is None else self._handshake_seconds,
             )
         except OSError as error:  # the socket is closed
-            if tls is not None:
+            if hello is not None:
                 self._tell(HandshakeFailure.of(error, hello), peer, error)
 
     def _tell(self, failure: HandshakeFailure, peer: str, error: OSError) -> None:

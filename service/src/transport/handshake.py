@@ -13,23 +13,30 @@ class ClientHello:
     """What a client begins TLS with, to which the daemon answers with its certificate.
 
     Attributes:
-        has_come: whether it came by the connection for which it is awaited.
+        has_come: whether it came by the connection that it was expected on.
     """
 
     def __init__(self) -> None:
         self.has_come = False
 
-    def await_of(self, tls: ssl.SSLContext) -> None:
-        """Awaits it of the connection that is begun with this context next, and in the same task."""
+    @classmethod
+    def expect(cls, tls: ssl.SSLContext) -> "ClientHello":
+        """The one of the connection that the running task begins next with this context.
+
+        All connections share the context, and its callback is not told by which of them a hello came. It runs in the
+        context variables of the task that began the connection, where the hello that is expected stands.
+        """
         tls.sni_callback = _note_hello
-        _awaited.set(self)
+        hello = cls()
+        _expected.set(hello)
+        return hello
 
 
-_awaited: ContextVar[ClientHello] = ContextVar("awaited")
+_expected: ContextVar[ClientHello] = ContextVar("expected")
 
 
 def _note_hello(*_: object) -> None:
-    _awaited.get().has_come = True
+    _expected.get().has_come = True
 
 
 class HandshakeFailure(Enum):
@@ -55,7 +62,8 @@ class HandshakeFailure(Enum):
     def of(cls, error: OSError, hello: ClientHello) -> "HandshakeFailure":
         """What an error of asyncio's handshake stands for.
 
-        A client on asyncio sends no alert where it refuses: it leaves once it has seen the certificate.
+        A client on asyncio sends no alert where it refuses: it leaves after its hello, the answer to which is the
+        certificate.
         """
         failure = cls._named_by(error)
         return cls.REFUSED_BY_CLIENT if failure is cls.LEFT and hello.has_come else failure

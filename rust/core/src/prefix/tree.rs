@@ -317,7 +317,7 @@ impl Tree {
         self.hits.clear();
     }
 
-    /// The blocks of all nodes, those published last first.
+    /// The blocks of all nodes, by falling number of the nodes.
     pub(crate) fn all_blocks(&self) -> impl Iterator<Item = BlockId> {
         // Of a node that was taken out no block is left.
         self.blocks.iter().rev().copied().filter(|&block| block != BlockId::NULL)

@@ -6,7 +6,7 @@
 ///
 /// The one that starts may turn out to compute less than was kept for it: it shares what other prompts announce in this very
 /// step, and that is planned behind the decodes, whose rows come first. Then some decodes are left out of a step that has
-/// budget left, and go on in the next one.
+/// budget left, or chunks of later prompts cut short, and go on in the next one.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Reserve {
     most: usize,
