@@ -7,9 +7,13 @@ from pykv.service.transport.shared_budget import Sharer
 __all__ = ["SLOW_SECONDS", "Room"]
 
 SLOW_SECONDS = 1.0
+"""So long a message with room may come slowly, or not at all, while others wait."""
 SLOW_PART, MOST_SLOW_BYTES = 32, 16 * 1024
+"""Of a message one part in so many must come within SLOW_SECONDS, or so many bytes if that is less."""
 SWIFT_SECONDS, SWIFT_BYTES = 4.0, 2**20
+"""A message is swift if all of it comes within so many seconds, or so many bytes of it each second."""
 MOST_PUT_OFF = 5
+"""So often a message gets more time because the daemon is behind with its connection."""
 
 
 class Room:
@@ -25,7 +29,7 @@ class Room:
     Attributes:
         is_given: whether there is, or was, room.
         is_lost: whether it went to others.
-        was_slow: whether too little came of it before; else it is only that others have less.
+        was_slow: whether it was lost because too little came of it, and not because others have less.
         num_come: bytes of the message that came since there is room.
         num_new: the same since its time was last renewed.
         since: the loop's time at which it was given.

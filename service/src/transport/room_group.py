@@ -61,6 +61,10 @@ class Member:
         """The next of those that wait; there must be one."""
         return next(iter(self.waiting))
 
+    def last(self) -> Room:
+        """The one of those that wait that came last; there must be one."""
+        return next(reversed(self.waiting))
+
 
 @dataclass(eq=False, slots=True)
 class Group:

@@ -12,7 +12,9 @@ from pykv.service.transport.room_group import Group, Member, Ranks
 __all__ = ["RoomPool"]
 
 LOOKED_AT, LOOKED_AT_OF_ONE = 64, 4
+"""At most so many messages are looked at in one search, and so many connections of one group."""
 OWN_SECONDS = 4.0
+"""So much later than to others a message that comes slowly loses its room to one of its own connection."""
 
 
 class RoomPool:
@@ -143,11 +145,11 @@ class RoomPool:
         if self.num_waiting <= self._max_waiting:
             return None
         group = self._groups[room.group]
-        for other in self._ranks.crowding.above(group.num_waiting):
-            return next(reversed(next(other.ranks.crowding.above(0)).waiting))
-        for connection in group.ranks.crowding.above(len(group.connections[room.sharer].waiting)):
-            return next(reversed(connection.waiting))
-        return room
+        other = next(self._ranks.crowding.above(group.num_waiting), None)
+        if other is not None:
+            return next(other.ranks.crowding.above(0)).last()
+        connection = next(group.ranks.crowding.above(len(group.connections[room.sharer].waiting)), None)
+        return room if connection is None else connection.last()
 
     def overdue(self, room: Room, now: float) -> Room | None:
         """Which may be taken for a message that waits since its own goes on too slowly; None = none.

@@ -9,8 +9,11 @@ from pykv.service.transport.room_pool import RoomPool
 __all__ = ["NO_ROOM", "RoomQueue"]
 
 LOOK_SECONDS = 0.1
+"""As long as some wait, every so often it is looked whether others have to lose their room."""
 LOST_A_TURN = 16
+"""At most so many lose theirs in one turn of the event loop."""
 HELPED = 8
+"""For at most so many of those that wait, whose turn is first, one that may lose its room is looked for."""
 NO_ROOM = "no room for the request's message; try again later"
 
 
