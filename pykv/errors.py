@@ -118,12 +118,19 @@ class MissingExtraError(PykvError, ImportError):
     """A part of pykv was used whose optional dependencies are not installed.
 
     Attributes:
-        extra: the name of the extra to install.
+        extra: the name of the extra to install; empty = the wheel without one.
     """
 
     def __init__(self, feature: str, extra: str) -> None:
-        super().__init__(
-            f"{feature} needs optional dependencies that are missing: install the pykv wheel with its extra '{extra}', "
-            f"as pip install 'WHEEL[{extra}]' does"
-        )
+        if extra:
+            text = (
+                f"{feature} needs optional dependencies that are missing: install the pykv wheel with its extra "
+                f"'{extra}', as pip install 'WHEEL[{extra}]' does"
+            )
+        else:
+            text = (
+                f"{feature} needs what the pykv wheel brings, and this Python lacks it: install the wheel, as "
+                "pip install WHEEL does; in a clone, .venv/bin/python has it"
+            )
+        super().__init__(text)
         self.extra = extra

@@ -1,5 +1,6 @@
 """The console scripts: each imports its program late, so a missing extra ends in one line, no traceback."""
 
+import signal
 import sys
 from importlib import import_module
 
@@ -23,7 +24,9 @@ def _launch(program: str, extra: str, module: str) -> int:
     try:
         with needs_extra(program, extra):
             main = import_module(module).main
+        return int(main() or 0)
     except MissingExtraError as error:
         print(f"{program}: {error}", file=sys.stderr)
         return 2
-    return int(main() or 0)
+    except KeyboardInterrupt:  # while the program was still being imported; else it answers for that itself
+        return 128 + signal.SIGINT

@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractContextManager, asynccontextmanager
 from functools import partial
 from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
 import anyio
 import structlog
@@ -34,6 +35,9 @@ from pykv.service.tracing import tracing_to
 from pykv.service.transport import CallServer, TransportLimits
 from pykv.service.wire_check import RequestCheck
 
+if TYPE_CHECKING:
+    from pykv.service.kv_events.zmq_publisher import ZmqPublisher
+
 __all__ = ["LOAD_THREAD", "Daemon", "Loader"]
 
 Loader = Callable[[ServeOptions, Callable[[str], None]], ServedModel]
@@ -43,6 +47,12 @@ LOAD_THREAD = "pykv-load"
 SERVICE = DESCRIPTOR.services_by_name["Engine"]
 
 log = structlog.get_logger("pykv.service")
+
+
+def _zmq_publisher() -> "type[ZmqPublisher]":
+    with needs_extra("--kv-events-zmq", "zmq"):
+        from pykv.service.kv_events.zmq_publisher import ZmqPublisher
+    return ZmqPublisher
 
 
 class Daemon:
@@ -57,6 +67,8 @@ class Daemon:
     """
 
     def __init__(self, options: ServeOptions, load: Loader) -> None:
+        if options.kv_events_zmq is not None:
+            _zmq_publisher()  # a missing extra is told before the model is loaded
         self._ready_file = ReadyFile(options.ready_path)
         self._options = options
         self._load = load
@@ -185,9 +197,9 @@ class Daemon:
         options = self._options
         if options.kv_events_zmq is None:
             return
-        with needs_extra("--kv-events-zmq", "zmq"):
-            from pykv.service.kv_events.zmq_publisher import ZmqPublisher
-        publisher = ZmqPublisher(self._feed, options.kv_events_zmq, options.kv_events_zmq_replay, block_size)
+        publisher = _zmq_publisher()(
+            self._feed, options.kv_events_zmq, options.kv_events_zmq_replay, block_size
+        )
         await tasks.start(publisher.run)
         self._collector.count_replays_refused(lambda: publisher.num_replays_refused)
         self._zmq_addresses = publisher.address, publisher.replay_address

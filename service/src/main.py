@@ -54,6 +54,7 @@ def main(
         return _refuse(error)
     configure_logs(options.log_level, options.log_format)
     code = _serve(options, load)
+    gc.unfreeze()  # or the modules of others would tell at the end of what they think is leaked
     if any(thread.name in UNENDING for thread in threading.enumerate()):
         _end_now(code)
     return code

@@ -167,11 +167,12 @@ def test_the_daemon_takes_the_files_that_the_commands_have_put_there(installed):
 
 
 def test_the_container_starts_with_options_that_there_are():
-    text = (DEPLOY / "Containerfile").read_text()
-    command = re.search(r"^CMD (\[.*\])$", text, re.MULTILINE)
-    options = read_options(yaml.safe_load(command[1]), {}, "0")
+    text = (DEPLOY / "Containerfile").read_text().replace("\\\n", " ")
+    (variables,) = re.findall(r"^ENV (.*)$", text, re.MULTILINE)
+    options = read_options(["--num-blocks", "512"], dict(re.findall(r"(\w+)=(\S+)", variables)), "0")
     assert options.insecure_bind
-    assert options.metrics_port == 9464
+    assert (options.host, options.metrics_host, options.metrics_port) == ("0.0.0.0", "0.0.0.0", 9464)
+    assert options.log_format == "json"
 
 
 def test_the_unit_gives_a_stop_more_time_than_the_drain_takes():

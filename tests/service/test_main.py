@@ -189,6 +189,15 @@ def test_a_port_in_use_ends_with_code_2_and_one_line_before_the_model_is_read(re
     assert "in use" in error
 
 
+def test_a_missing_extra_is_told_before_the_model_is_loaded(refused, monkeypatch):
+    monkeypatch.delitem(sys.modules, "pykv.service.kv_events.zmq_publisher", raising=False)
+    monkeypatch.setitem(sys.modules, "zmq", None)
+    error = refused("--port", "0", "--kv-events-zmq", "tcp://127.0.0.1:*", "--model", "a bug")
+    assert error.count("\n") == 1
+    assert "--kv-events-zmq" in error
+    assert "extra 'zmq'" in error
+
+
 @pytest.mark.parametrize(("said", "expected"), [(None, "false"), ("true", "true")])
 def test_tokenizers_make_no_thread_for_each_core_unless_they_are_told_to(
     load_stub, logging_as_it_was, monkeypatch, said, expected
@@ -211,10 +220,11 @@ def test_a_bug_is_raised(load_stub, logging_as_it_was):
 def test_collections_of_garbage_pass_over_what_the_model_brought():
     """Else each goes through all of torch's and transformers' objects and stops every stream meanwhile."""
     program = (
-        "import gc, sys; from stub_engine import load; from pykv.service.main import main;"
+        "import gc; import pykv.service.main as program; from stub_engine import load;"
         "loaded = []; ring = lambda *a: loaded.append(loaded) or load(*a);"
-        "main(['--port', '0'], {}, ring); gc.collect();"
-        "print(any(each is loaded for each in gc.get_objects()), gc.get_freeze_count())"
+        "seen = lambda: print(any(each is loaded for each in gc.get_objects()), gc.get_freeze_count());"
+        "unfreeze = gc.unfreeze; gc.unfreeze = lambda: (gc.collect(), seen(), unfreeze(), seen());"
+        "program.main(['--port', '0'], {}, ring)"
     )
     process = subprocess.Popen(
         [sys.executable, "-c", program], cwd=PROGRAM.parent, stdout=subprocess.PIPE, text=True
@@ -223,9 +233,10 @@ def test_collections_of_garbage_pass_over_what_the_model_brought():
         assert "ready" in process.stdout.readline()
         process.send_signal(signal.SIGTERM)
         out, _ = process.communicate(timeout=30)
-    is_gone_through, num_frozen = out.splitlines()[-1].split()
-    assert is_gone_through == "False"
+    (served, num_frozen), (ended, num_left) = (line.split() for line in out.splitlines()[-2:])
+    assert (served, ended) == ("False", "True")
     assert int(num_frozen) > 10_000
+    assert int(num_left) < 1000
 
 
 @pytest.mark.asyncio
