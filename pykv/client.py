@@ -396,10 +396,7 @@ def _check_labels(name: str, path: str | os.PathLike[str]) -> None:
 def _usable(files: str, allowed: str) -> Iterator[None]:
     try:
         yield
-    except (
-        OSError,
-        ValueError,
-    ) as error:  # ssl.SSLError is an OSError; what no path can hold is a ValueError
+    except (OSError, TypeError, ValueError) as error:  # TypeError, ValueError: it can be no path
         reason = getattr(error, "reason", None) or getattr(error, "strerror", None) or error
         raise ConfigError(f"{files} cannot be used: {reason}: allowed is {allowed}") from error
 

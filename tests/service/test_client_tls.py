@@ -252,6 +252,7 @@ async def test_files_that_cannot_be_used_are_named(authority, tmp_path, capsys):
         ),
         ((authority.file, chain), f"certificate {chain} cannot be used: "),
         ((authority.file, None, key), "key is given without certificate"),
+        ((5,), "authorities 5 cannot be used: cafile should be a valid filesystem path"),
         (("a\0b",), "authorities a\0b cannot be used: embedded null"),
         ((authority.file, "a\0b"), "certificate a\0b cannot be used: embedded null"),
         ((authority.file, chain, "\ud800"), f"certificate {chain} and key \ud800 cannot be used: "),
