@@ -4,7 +4,7 @@ import math
 import os
 import ssl
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import fields
 from pathlib import Path
 from types import TracebackType
@@ -186,7 +186,7 @@ class Client:
         number = as_integer("next_sequence_number", next_sequence_number, 0, 2**63 - 1)
         request = pb.SubscribeKvEventsRequest(next_sequence_number=number)
         stream: Stream[Any, pb.KvEventBatch] = self._open("SubscribeKvEvents", None)
-        with raising_typed(stream, self._address, is_tls=self._tls is not None):
+        with self._failures(stream):
             async with stream:
                 await stream.send_message(request, end=True)
                 async for batch in stream:
@@ -236,7 +236,7 @@ class Client:
         return await self._exchange(stream, request)
 
     async def _exchange(self, stream: Stream[Any, Reply], request: Message) -> Reply:
-        with raising_typed(stream, self._address, is_tls=self._tls is not None):
+        with self._failures(stream):
             async with stream:
                 await stream.send_message(request, end=True)
                 reply = await stream.recv_message()
@@ -255,7 +255,7 @@ class Client:
         request_id = ""
         prompt_logprobs: list[pb.TokenLogprobs] = []
         samples = OpenSamples(request.sampling.n)
-        with raising_typed(stream, self._address, is_tls=self._tls is not None):
+        with self._failures(stream):
             async with stream:
                 await stream.send_message(request, end=True)
                 async for response in stream:
@@ -279,6 +279,10 @@ class Client:
             timeout=timeout_seconds,
             metadata=self._metadata,
         )
+
+    def _failures(self, stream: Stream[Any, Any]) -> AbstractContextManager[None]:
+        """Raises those of a call as the exceptions of pykv."""
+        return raising_typed(stream, self._address, is_tls=self._tls is not None)
 
     def _connect(self) -> PatientChannel:
         if self._channel is None:
@@ -392,8 +396,8 @@ def _check_labels(name: str, path: str | os.PathLike[str]) -> None:
 def _usable(files: str, allowed: str) -> Iterator[None]:
     try:
         yield
-    except OSError as error:  # ssl.SSLError is one
-        reason = getattr(error, "reason", None) or error.strerror
+    except (OSError, TypeError, ValueError) as error:  # TypeError, ValueError: it can be no path
+        reason = getattr(error, "reason", None) or getattr(error, "strerror", None) or error
         raise ConfigError(f"{files} cannot be used: {reason}: allowed is {allowed}") from error
 
 

@@ -2,17 +2,23 @@
 
 import argparse
 import asyncio
-import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 from pykv.client import DEFAULT_ADDRESS, Client, ServiceError, tls_context
 from pykv.errors import ConfigError
+from pykv.service.client.tls_failures import TlsTrouble
 
 __all__ = ["add_connection_options", "answering", "client_of"]
 
 ANSWER_SECONDS = 10.0
+
+OPTIONS_AGAINST = {
+    TlsTrouble.ONE_SIDED: "--tls and --tls-ca",
+    TlsTrouble.SERVER_NOT_TRUSTED: "--tls-ca",
+    TlsTrouble.CLIENT_CERTIFICATE: "--tls-cert and --tls-key",
+}
 
 
 def add_connection_options(parser: argparse.ArgumentParser) -> None:
@@ -58,22 +64,20 @@ async def answering(address: str) -> AsyncIterator[None]:
         raise ServiceError(message, "UNAVAILABLE") from None
     except ServiceError as error:
         options = _options_that_may_help(error)
-        if not options:
+        if options is None:
             raise
-        message = str(error).removeprefix(f"{error.status}: ")
-        raise ServiceError(f"{message}; see {options}", error.status) from error
+        raise ServiceError(
+            f"{error.message}; see {options}",
+            error.status,
+            error.retry_seconds,
+            tls_trouble=error.tls_trouble,
+        ) from error
 
 
-def _options_that_may_help(error: ServiceError) -> str:
-    """Empty: none."""
+def _options_that_may_help(error: ServiceError) -> str | None:
     if error.status == "UNAUTHENTICATED":
         return "--token-file and --tls-cert"
-    text = str(error)
-    if error.status != "UNAVAILABLE" or not re.search(r"\b(TLS|certificate)\b", text):
-        return ""
-    if "certificate of the client" in text or "the server ended TLS" in text:
-        return "--tls-cert and --tls-key"
-    return "--tls-ca" if "is not trusted" in text else "--tls and --tls-ca"
+    return None if error.tls_trouble is None else OPTIONS_AGAINST[error.tls_trouble]
 
 
 def _token_in(path: Path) -> str:

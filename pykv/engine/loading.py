@@ -21,6 +21,7 @@ from pykv.kv_pool import KvPool
 from pykv.layer_groups import LayerGroups
 from pykv.models import CausalModel, load_model
 from pykv.models.gate import check_format
+from pykv.models.timed_step import say_nothing
 from pykv.torch_device import free_bytes
 
 
@@ -51,7 +52,7 @@ def load_runner(
         progress=progress,
     )
     form = chosen_format(loaded, config)
-    check_format(loaded, form, config.attention_backend, progress or _say_nothing)
+    check_format(loaded, form, config.attention_backend, progress or say_nothing)
     groups = LayerGroups.of(loaded.layout)
     block_bytes = groups.block_bytes(loaded.layout, config.block_size, form)
     device = device_of(loaded.device)
@@ -140,7 +141,3 @@ def _swap_pool(pool: KvPool, swap_space_bytes: int, block_bytes: int) -> KvPool 
     return KvPool(
         pool.layout, num_blocks, pool.block_size, pool.format, groups=pool.groups, is_pinned=is_pinned
     )
-
-
-def _say_nothing(_: str) -> None:
-    return

@@ -13,9 +13,14 @@ from torch import Tensor, nn
 from pykv.models.packed_linear import PackedLinear, can_pack
 from pykv.models.siblings import CallRecorder, Siblings
 
-__all__ = ["pack_linears"]
+__all__ = ["has_packable", "pack_linears"]
 
 Weights = dict[nn.Linear, Tensor]
+
+
+def has_packable(module: nn.Module) -> bool:
+    """Whether `pack_linears` has anything to do: on a GPU, or where all layers are small, it has not."""
+    return any(_is_packable(layer) for layer in module.modules())
 
 
 def pack_linears(module: nn.Module, still_right: Callable[[], bool]) -> int:

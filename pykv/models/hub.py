@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,28 +11,39 @@ from huggingface_hub.errors import (
     EntryNotFoundError,
     GatedRepoError,
     HfHubHTTPError,
-    OfflineModeIsEnabled,
+    HFValidationError,
     RepositoryNotFoundError,
 )
 
 from pykv.errors import ModelError
 from pykv.models.sources import Checkpoint
 
-__all__ = ["asked_of_hub"]
+__all__ = ["confirmed_by_hub"]
 
 FILE = "config.json"
 ANSWER_SECONDS = 10.0
 
 
-def asked_of_hub(checkpoint: Checkpoint) -> Checkpoint:
+def confirmed_by_hub(checkpoint: Checkpoint, tell: Callable[[str], None]) -> Checkpoint:
     """A checkpoint that the hub has; one that is in the hub's cache counts as local where the hub cannot be asked.
 
+    Args:
+        tell: told that the hub is asked, if it is.
+
     Raises:
-        ModelError: the hub has none of this name for this caller; or it cannot be asked, and the cache has none.
+        ModelError: it is no name for the hub's client; the hub has none of this name for this caller; or it cannot be
+            asked, and the cache has none.
     """
     name = checkpoint.location
     try:
-        get_hf_file_metadata(hf_hub_url(name, FILE), timeout=ANSWER_SECONDS)
+        url = hf_hub_url(name, FILE)
+    except HFValidationError as error:
+        raise _missing(name, f"takes this for no name: {_first_line(error)}") from error
+    if constants.HF_HUB_OFFLINE:
+        return _cached(checkpoint, "may not be asked, since HF_HUB_OFFLINE is set", None)
+    tell(f"asking the hub for {name}: no folder here has this name")
+    try:
+        get_hf_file_metadata(url, timeout=ANSWER_SECONDS)
     except GatedRepoError as error:
         reason = "gives it to those only who have accepted its terms: set HF_TOKEN to a token of theirs"
         raise _missing(name, reason) from error
@@ -40,8 +52,6 @@ def asked_of_hub(checkpoint: Checkpoint) -> Checkpoint:
         raise _missing(name, reason) from error
     except EntryNotFoundError as error:
         raise _missing(name, f"has no {FILE} under this name") from error
-    except OfflineModeIsEnabled as error:
-        return _cached(checkpoint, "may not be asked, since HF_HUB_OFFLINE is set", error)
     except HfHubHTTPError as error:
         return _cached(checkpoint, f"answers with an error: {_first_line(error)}", error)
     except Exception as error:  # what the hub's client raises without an answer depends on its version
@@ -49,9 +59,9 @@ def asked_of_hub(checkpoint: Checkpoint) -> Checkpoint:
     return checkpoint
 
 
-def _cached(checkpoint: Checkpoint, reason: str, error: Exception) -> Checkpoint:
+def _cached(checkpoint: Checkpoint, reason: str, error: Exception | None) -> Checkpoint:
     if isinstance(try_to_load_from_cache(checkpoint.location, FILE), str):
-        return replace(checkpoint, is_local=True)
+        return replace(checkpoint, is_local=True, hub_problem=f"the hub {constants.ENDPOINT} {reason}")
     where = f"{reason}, and its cache in {constants.HF_HUB_CACHE} has no such model"
     raise _missing(checkpoint.location, where) from error
 

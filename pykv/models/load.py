@@ -14,14 +14,14 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pykv.errors import ConfigError, ModelError
 from pykv.field_checks import refuse
-from pykv.models.acceleration import pack_linears
+from pykv.models.acceleration import has_packable, pack_linears
 from pykv.models.causal_model import CausalModel
 from pykv.models.gate import admit, check_backend
-from pykv.models.hub import asked_of_hub
+from pykv.models.hub import confirmed_by_hub
 from pykv.models.probe import paged_logits
 from pykv.models.quiet import offline, quiet
 from pykv.models.sources import Checkpoint, find_checkpoint
-from pykv.models.timed_step import timed_step
+from pykv.models.timed_step import say_nothing, timed_step
 from pykv.torch_device import as_device, named_device
 
 __all__ = ["load_model"]
@@ -71,7 +71,7 @@ def load_model(
         ConfigError: an option has a value that is not allowed, that a given module does not have, or that this machine
             cannot run.
     """
-    tell = progress if progress is not None else _say_nothing
+    tell = progress if progress is not None else say_nothing
     wanted = _checked_dtype(dtype)
     if isinstance(source, tuple):
         module, tokenizer = source
@@ -83,14 +83,14 @@ def load_model(
     check_backend(attention_backend, place)
     checkpoint = find_checkpoint(source, tell)
     if not checkpoint.is_local:
-        tell(f"asking the hub for {checkpoint.name}: no folder here has this name")
-        checkpoint = asked_of_hub(checkpoint)
+        checkpoint = confirmed_by_hub(checkpoint, tell)
     with timed_step(tell, f"loading {checkpoint.name}"):
         module, tokenizer = _read(checkpoint, wanted, place)
     with timed_step(tell, f"checking {checkpoint.name}", CHECK):
         model = _admitted(module, tokenizer, checkpoint.name, max_model_len, attention_backend)
-    with timed_step(tell, f"packing {checkpoint.name}", PACKING):
-        pack_linears(module, lambda: not paged_logits(model, attention_backend).isnan().any())
+    if has_packable(module):
+        with timed_step(tell, f"packing {checkpoint.name}", PACKING):
+            pack_linears(module, lambda: not paged_logits(model, attention_backend).isnan().any())
     return model, tokenizer
 
 
@@ -124,7 +124,10 @@ def _read_errors(checkpoint: Checkpoint) -> Iterator[None]:
     try:
         yield
     except READ_ERRORS as error:
-        raise ModelError(f"the model at {checkpoint.location} cannot be read: {error}") from error
+        message = f"the model at {checkpoint.location} cannot be read: {error}"
+        if checkpoint.hub_problem is not None:
+            message += f"; it may be in the cache only in part, and {checkpoint.hub_problem}"
+        raise ModelError(message) from error
 
 
 def _eos_token_ids(module: nn.Module, tokenizer: Any) -> frozenset[int]:
@@ -164,7 +167,3 @@ def _check_given(module: nn.Module, dtype: torch.dtype | None, device: str | tor
 
 def _name_of(module: nn.Module) -> str:
     return getattr(getattr(module, "config", None), "name_or_path", "") or type(module).__name__
-
-
-def _say_nothing(_: str) -> None:
-    return

@@ -11,7 +11,7 @@ from pykv.errors import ModelError
 from pykv.models.bundled import BUNDLED_NAME, BUNDLED_SHA256, bundled_gguf
 from pykv.models.cache_folder import file_sha256
 from pykv.models.conversion import converted_folder
-from pykv.models.names import BUNDLED, check_name
+from pykv.models.names import BUNDLED, check_name, local_path
 
 __all__ = ["BUNDLED", "Checkpoint", "find_checkpoint"]
 
@@ -23,12 +23,15 @@ class Checkpoint:
     Attributes:
         location: a local folder, or a name on the model hub, OWNER/NAME.
         name: what to call the model.
-        is_local: whether all of it is on this machine, so that no hub needs to be asked.
+        is_local: whether it is read from this machine alone, and no hub is asked.
+        hub_problem: why the hub was not asked for what is read from its cache, which may have a part of it alone;
+            None = it is not read from the cache, or the hub was asked.
     """
 
     location: str
     name: str
     is_local: bool
+    hub_problem: str | None = None
 
 
 def find_checkpoint(source: str | Path, progress: Callable[[str], None]) -> Checkpoint:
@@ -41,7 +44,7 @@ def find_checkpoint(source: str | Path, progress: Callable[[str], None]) -> Chec
         folder = converted_folder(bundled_gguf(), BUNDLED_SHA256, progress)
         return Checkpoint(str(folder), BUNDLED_NAME, is_local=True)
     check_name(source)
-    path = Path(source).expanduser()
+    path = local_path(source)
     if os.path.isdir(path):
         return _folder(path)
     if os.path.isfile(path):

@@ -12,12 +12,15 @@ import pytest
 from huggingface_hub import constants
 
 from pykv import ModelError
-from pykv.models.hub import asked_of_hub
+from pykv.models.hub import confirmed_by_hub
+from pykv.models.load import load_model
 from pykv.models.sources import Checkpoint, find_checkpoint
+from pykv.models.timed_step import say_nothing
 
 COMMIT = "0" * 40
 HEADERS = {"ETag": '"1"', "X-Repo-Commit": COMMIT, "Content-Length": "2"}
 NAME = "owner/model"
+OFFLINE = "may not be asked, since HF_HUB_OFFLINE is set"
 
 
 class Hub(HTTPServer):
@@ -84,7 +87,7 @@ def cache(folder: str) -> None:
 
 
 def test_a_model_that_the_hub_has_stays_one_of_the_hub(hub: Hub, checkpoint: Checkpoint) -> None:
-    assert asked_of_hub(checkpoint) == checkpoint == Checkpoint(NAME, NAME, is_local=False)
+    assert confirmed_by_hub(checkpoint, say_nothing) == checkpoint == Checkpoint(NAME, NAME, is_local=False)
 
 
 @pytest.mark.parametrize(
@@ -106,7 +109,7 @@ def test_what_the_hub_refuses_is_asked_once_and_says_where_was_looked(
         ModelError,
         match=rf"^no model at {NAME}: there is no folder {folder}, and the hub http://127.*{words}",
     ):
-        asked_of_hub(checkpoint)
+        confirmed_by_hub(checkpoint, say_nothing)
     assert hub.num_asked == 1
 
 
@@ -116,9 +119,9 @@ def test_a_hub_that_cannot_be_asked_is_named_with_the_reason(
 ) -> None:
     end(hub)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", is_offline)
-    reason = "may not be asked, since HF_HUB_OFFLINE is set" if is_offline else "cannot be reached: .*refused"
+    reason = OFFLINE if is_offline else "cannot be reached: .*refused"
     with pytest.raises(ModelError, match=f"{reason}, and its cache in .*cache has no such model"):
-        asked_of_hub(checkpoint)
+        confirmed_by_hub(checkpoint, say_nothing)
 
 
 @pytest.mark.parametrize("is_offline", [False, True])
@@ -128,4 +131,42 @@ def test_a_model_in_the_cache_is_read_from_there_where_the_hub_cannot_be_asked(
     end(hub)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", is_offline)
     cache(constants.HF_HUB_CACHE)
-    assert asked_of_hub(checkpoint) == Checkpoint(NAME, NAME, is_local=True)
+    found = confirmed_by_hub(checkpoint, say_nothing)
+    assert (found.location, found.name, found.is_local) == (NAME, NAME, True)
+
+
+@pytest.mark.parametrize("is_offline", [False, True])
+def test_a_model_of_which_the_cache_has_a_part_alone_says_that_the_hub_was_not_asked(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch, is_offline: bool
+) -> None:
+    end(hub)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", is_offline)
+    cache(constants.HF_HUB_CACHE)
+    reason = OFFLINE if is_offline else "cannot be reached: .*refused"
+    words = (
+        rf"cannot be read: (?s:.*); it may be in the cache only in part, and the hub http://127.* {reason}"
+    )
+    with pytest.raises(ModelError, match=rf"^the model at {NAME} {words}"):
+        load_model(NAME, device="cpu")
+
+
+@pytest.mark.parametrize("is_offline", [False, True])
+def test_that_the_hub_is_asked_is_told_where_it_is(
+    hub: Hub, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch, is_offline: bool
+) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", is_offline)
+    cache(constants.HF_HUB_CACHE)
+    told: list[str] = []
+    confirmed_by_hub(checkpoint, told.append)
+    assert told == [f"asking the hub for {NAME}: no folder here has this name"] * (not is_offline)
+    assert hub.num_asked == len(told)
+
+
+@pytest.mark.parametrize("is_offline", [False, True])
+def test_a_name_that_the_hubs_client_refuses_is_told_with_its_reason(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch, is_offline: bool
+) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", is_offline)
+    with pytest.raises(ModelError, match=r"^no model at a/b-: .* takes this for no name: Repo id must"):
+        confirmed_by_hub(Checkpoint("a/b-", "a/b-", is_local=False), say_nothing)
+    assert hub.num_asked == 0

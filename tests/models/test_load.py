@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 import torch
 from huggingface_hub import constants
+from torch import nn
 
 from pykv import ConfigError, ModelError, UnsupportedModelError
-from pykv.models import load_model
+from pykv.models import acceleration, load_model
 
 
 @pytest.fixture
@@ -47,11 +48,23 @@ def test_folder_is_loaded_in_the_wanted_type(tiny_folder: Path, dtype: Any) -> N
     assert model.device == torch.device("cpu")
     assert (model.vocab_size, model.max_model_len, model.eos_token_ids) == (199, 512, {198})
     assert tokenizer("w5 w7").input_ids == [5, 7]
-    steps = ["loading tiny-llama", "checking tiny-llama", "packing tiny-llama"]
+    steps = ["loading tiny-llama", "checking tiny-llama"]
     assert [line.partition(":")[0] for line in told[::2]] == steps
     assert "by itself and over a paged cache" in told[2]
     for step, line in zip(steps, told[1::2], strict=True):
         assert re.fullmatch(rf"{step} took \d+\.\d s", line)
+
+
+@pytest.mark.usefixtures("no_network")
+@pytest.mark.parametrize("is_packable", [True, False])
+def test_packing_is_told_where_there_is_something_to_pack(
+    tiny_folder: Path, monkeypatch: pytest.MonkeyPatch, is_packable: bool
+) -> None:
+    monkeypatch.setattr(acceleration, "can_pack", lambda layer: is_packable and type(layer) is nn.Linear)
+    told: list[str] = []
+    load_model(tiny_folder, device="cpu", progress=told.append)
+    packing = [line for line in told if line.startswith("packing tiny-llama")]
+    assert len(packing) == 2 * is_packable
 
 
 def test_folder_with_damaged_weights_is_a_clear_error(tiny_folder: Path, tmp_path: Path) -> None:
@@ -192,11 +205,11 @@ def test_gguf_file_is_converted_once(
     assert model.eos_token_ids == {2}
     assert tokenizer("th0").input_ids == [39, 29]
     assert tokenizer.apply_chat_template([{"content": "a"}], tokenize=False) == "<|im_start|>a<|im_end|>"
-    assert [line.split()[0] for line in told[::2]] == ["converting", "loading", "checking", "packing"]
+    assert [line.split()[0] for line in told[::2]] == ["converting", "loading", "checking"]
     assert "converting tiny.gguf took" in told[1]
     told.clear()
     again, _ = load_model(tiny_gguf, dtype="float32", device="cpu", progress=told.append)
-    assert [line.partition(":")[0] for line in told[::2]] == ["loading tiny", "checking tiny", "packing tiny"]
+    assert [line.partition(":")[0] for line in told[::2]] == ["loading tiny", "checking tiny"]
     for ours, theirs in zip(again.module.parameters(), model.module.parameters(), strict=True):
         assert torch.equal(ours, theirs.float())
 

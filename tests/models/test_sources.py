@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import pytest
+from huggingface_hub.errors import HFValidationError
+from huggingface_hub.utils import validate_repo_id
 
 from pykv import ModelError
 from pykv.models import bundled, sources
 from pykv.models.bundled import BUNDLED_NAME, bundled_gguf
+from pykv.models.names import _is_hub_name
 from pykv.models.sources import Checkpoint, find_checkpoint
-
-
-def say_nothing(_: str) -> None:
-    return
+from pykv.models.timed_step import say_nothing
 
 
 def test_folder_with_a_config_is_a_model(tmp_path: Path) -> None:
@@ -34,7 +35,9 @@ def test_hub_name_is_passed_on(name: str) -> None:
 NO_NAMES = (
     *("/no/such/place", "./nowhere", "../a/b", "~/nowhere", "a/b/c", "folder/", "folder", "gpt2", "bundeld"),
     *("missing.gguf", "a/missing.gguf", "a/model.safetensors", " x", "a/ x", "\u00e9/x", "a/..", "a/b--c"),
-    *("x" * 9999, "x/" + "x" * 9999, "a\0b", "a/b\n"),
+    *("x" * 9999, "x/" + "x" * 9999, "a\0b", "a/b\n", ""),
+    *("meta-llama/Llama-3.", "a/b-", "a-/b", "a./b", "a/.b", "a/b.git", "a/b..c", "a--b/c"),
+    *("~nosuchuser/x", "~nosuchuser", "~a\0b/x", "~\ud800/x", "~" + "x" * 9999),
 )
 
 
@@ -42,6 +45,28 @@ NO_NAMES = (
 def test_path_that_does_not_exist_is_named(source: str) -> None:
     with pytest.raises(ModelError, match=r"(?s)^no model at .{,256}: there is no such folder or file, and"):
         find_checkpoint(source, say_nothing)
+
+
+def test_names_are_those_that_the_hubs_client_takes_with_an_owner() -> None:
+    for length in range(1, 7):
+        for characters in itertools.product("a_.-/", repeat=length):
+            text = "".join(characters)
+            assert _is_hub_name(text) == (text.count("/") == 1 and hub_takes(text)), text
+    for text in ("a.git/b", "a/git", "a/b.git", "a/.git", "a/b.gitx", "\u00e9/x"):
+        assert _is_hub_name(text) == (hub_takes(text) and text.isascii()), text
+
+
+def hub_takes(text: str) -> bool:
+    try:
+        validate_repo_id(text)
+    except HFValidationError:
+        return False
+    return True
+
+
+def test_a_name_without_its_owner_is_told_how_the_hubs_names_are_written_here() -> None:
+    with pytest.raises(ModelError, match=r"names of the hub are OWNER/NAME here \(openai-community/gpt2\)"):
+        find_checkpoint("gpt2", say_nothing)
 
 
 def test_path_object_is_never_a_hub_name() -> None:

@@ -1,5 +1,7 @@
 """What the options name is what is served, and what clients are told of it."""
 
+import re
+
 import pytest
 
 from pykv.errors import ConfigError, ModelError
@@ -41,9 +43,11 @@ def test_a_swap_space_of_no_block_is_refused(folder):
         load_model(ServeOptions(model=folder, swap_space=100), print)
 
 
-@pytest.mark.parametrize("model", ["./nowhere", "nowhere", "a/b/c"])
+@pytest.mark.parametrize(
+    "model", ["./nowhere", "nowhere", "a/b/c", "meta-llama/Llama-3.", "~nosuchuser/x", ""]
+)
 def test_a_path_that_leads_nowhere_is_refused_before_anything_is_imported(model):
     told = []
-    with pytest.raises(ModelError, match=f"no model at {model}: there is no such folder or file"):
+    with pytest.raises(ModelError, match=f"no model at {re.escape(model)}: there is no such folder or file"):
         load_model(ServeOptions(model=model), told.append)
     assert told == []

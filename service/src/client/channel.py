@@ -14,7 +14,7 @@ from h2.utilities import SizeLimitDict
 from pykv.service.client.codec import ReplyCodec
 from pykv.service.client.events import ReplyConnection, ReplyEvents
 from pykv.service.client.reply_stream import STREAM_WINDOW_BYTES
-from pykv.service.client.tls_failures import ended, unread
+from pykv.service.client.tls_failures import Reason, why_ended, why_unreadable
 from pykv.service.frame_buffer import MAX_BLOCK_BYTES
 from pykv.service.http2 import BoundedH2Connection
 from pykv.service.keepalive import Keepalive
@@ -23,7 +23,7 @@ __all__ = ["DEFAULT_MAX_MESSAGE_BYTES", "PatientChannel"]
 
 DEFAULT_MAX_MESSAGE_BYTES = 64 * 2**20
 
-MOST_KEPT = 16
+OPENING_BYTES = 16
 """Bytes of how the server began, which tell what it speaks."""
 MAX_CLOSED_STREAMS = 8192
 """Of so many calls their ends are remembered, for what a server still sends to one that was left.
@@ -104,8 +104,8 @@ class PatientProtocol(H2Protocol):
         self._max_message_bytes = max_message_bytes
         self._seconds, self._timeout_seconds = keepalive_seconds, keepalive_timeout_seconds
         self._keepalive: Keepalive | None = None
-        self._reason: str | None = None  # that was told already
-        self._first = b""  # of what the server sent
+        self._reason: Reason | None = None  # that was told already
+        self._opening = b""  # of what the server sent
         self._is_tls = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -142,12 +142,12 @@ class PatientProtocol(H2Protocol):
             self._keepalive.hear()
         if self.connection.is_closing():
             return
-        self._first = self._first or data[:MOST_KEPT]
+        self._opening = self._opening or data[:OPENING_BYTES]
         try:
             events = self.connection.feed(data)
         except ProtocolError as error:
-            self._reason = unread(error, self._first)
-            self.processor.close(self._reason)
+            self._reason = why_unreadable(error, self._opening)
+            self.processor.end(self._reason)
             return
         self.connection.flush()
         for event in events:
@@ -160,8 +160,7 @@ class PatientProtocol(H2Protocol):
         """Ends the streams; where that was done already they keep the reason."""
         self._live.discard(self)
         self._stop_asking()
-        reason = self._reason or ended(exc, self._first, is_tls=self._is_tls)
-        self.processor.close(reason)
+        self.processor.end(self._reason or why_ended(exc, self._opening, is_tls=self._is_tls))
 
     def close(self) -> None:
         """Ends the streams, and the connection."""
@@ -187,7 +186,7 @@ class PatientProtocol(H2Protocol):
 
     def _abort(self, reason: str) -> None:
         """Ends all streams and closes at once, without what waits to be sent."""
-        self._reason = reason
+        self._reason = Reason(reason)
         transport = self.connection._transport
-        self.processor.close(reason)
+        self.processor.end(self._reason)
         transport.abort()

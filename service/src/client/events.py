@@ -23,6 +23,7 @@ from h2.events import (
 from pykv.service.client.failures import ServiceError
 from pykv.service.client.reply_headers import Headers, read_headers, status_problem
 from pykv.service.client.reply_stream import ReplyStream
+from pykv.service.client.tls_failures import Reason
 from pykv.service.connection_window import WindowedConnection
 from pykv.service.files import shown
 
@@ -84,6 +85,12 @@ class ReplyEvents(EventsProcessor):
     def __init__(self, handler: AbstractHandler, connection: Connection) -> None:
         super().__init__(handler, connection)
         self.waiting: set[ReplyStream] = set()
+
+    def end(self, reason: Reason) -> None:
+        """As `close`, and the calls learn what of TLS may be the matter."""
+        for stream in [*self.streams.values(), *self.waiting]:
+            cast(ReplyStream, stream).terminate(reason)
+        self.close(reason.text)
 
     def close(self, reason: str = "Connection closed") -> None:
         """Ends the connection and all calls, those too that have not begun."""

@@ -19,10 +19,10 @@ from pykv.errors import (
     PykvError,
     QueueFullError,
 )
-from pykv.service.client.tls_failures import unconnected
+from pykv.service.client.tls_failures import Reason, TlsTrouble, why_not_connected
 from pykv.service.status import ERROR_KEY, FIELD_KEY, RETRY_KEY, printable
 
-__all__ = ["ServiceError", "raising_typed"]
+__all__ = ["ConnectionEndedError", "ServiceError", "raising_typed"]
 
 MOST_CHARACTERS = 1000
 """Of what a server says of a failure: more than `pykv-serve` sends, as proxies answer too."""
@@ -49,13 +49,32 @@ class ServiceError(PykvError):
 
     Attributes:
         status: the name of the gRPC status, such as "UNAVAILABLE".
+        message: what the error says, without the status.
         retry_seconds: after so long the call may be tried again, where the server said so.
+        tls_trouble: what may be amiss with TLS; None: nothing.
     """
 
-    def __init__(self, message: str, status: str, retry_seconds: float | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        status: str,
+        retry_seconds: float | None = None,
+        *,
+        tls_trouble: TlsTrouble | None = None,
+    ) -> None:
         super().__init__(f"{status}: {message}")
         self.status = status
+        self.message = message
         self.retry_seconds = retry_seconds
+        self.tls_trouble = tls_trouble
+
+
+class ConnectionEndedError(StreamTerminatedError):
+    """A call was ended from outside; it carries why through grpclib, which looks for the class above."""
+
+    def __init__(self, reason: Reason) -> None:
+        super().__init__(reason.text)
+        self.reason = reason
 
 
 @contextmanager
@@ -72,12 +91,18 @@ def raising_typed(stream: Stream[Any, Any], address: str, *, is_tls: bool) -> It
     except GRPCError as error:
         message = printable(error.message or "", MOST_CHARACTERS)
         raise _typed(error.status, message, _trailers_of(stream)) from error
+    except ConnectionEndedError as error:
+        raise _unavailable(error.reason) from error
     except StreamTerminatedError as error:
         raise ServiceError(str(error), Status.UNAVAILABLE.name) from error
     except OSError as error:
         if isinstance(error, TimeoutError):
             raise
-        raise ServiceError(unconnected(error, address, is_tls=is_tls), Status.UNAVAILABLE.name) from error
+        raise _unavailable(why_not_connected(error, address, is_tls=is_tls)) from error
+
+
+def _unavailable(reason: Reason) -> ServiceError:
+    return ServiceError(reason.text, Status.UNAVAILABLE.name, tls_trouble=reason.trouble)
 
 
 @contextmanager

@@ -10,9 +10,10 @@ from grpclib.protocol import Buffer, Connection, EventsProcessor, Stream
 from grpclib.utils import Wrapper
 from h2.connection import H2Connection
 
-from pykv.service.client.failures import ServiceError
+from pykv.service.client.failures import ConnectionEndedError, ServiceError
 from pykv.service.client.reply_buffer import ReplyBuffer
 from pykv.service.client.reply_headers import STATUS_KEY, Headers
+from pykv.service.client.tls_failures import Reason
 
 if TYPE_CHECKING:
     from pykv.service.client.events import ReplyEvents
@@ -137,8 +138,12 @@ class ReplyStream(Stream):
 
     def __terminated__(self, reason: str) -> None:
         """Ends the call, unless all of its answer is there; the first reason stands."""
+        self.terminate(Reason(reason))
+
+    def terminate(self, reason: Reason) -> None:
+        """The same, with what of TLS may be the matter."""
         if not (self._received.has_ended and self._has_status):
-            self.fail(StreamTerminatedError(reason))
+            self.fail(ConnectionEndedError(reason))
 
     @property
     def _has_status(self) -> bool:

@@ -85,7 +85,11 @@ def _file_values(path: Path) -> Values:
 
 
 def _unknown(name: str, prefix: str, known: Iterable[str], what: str) -> ConfigError:
-    """The error of a name that is none, with those that may have been meant; `prefix` says nothing of that."""
+    """The error of a name that is none, with those that may have been meant.
+
+    Args:
+        prefix: that all of the known names have, so that it does not count for how near one is.
+    """
     bare = [each.removeprefix(prefix) for each in known]
     also = ", ".join(prefix + each for each in near(name.removeprefix(prefix), bare))
     hint = f"near ones: {also}; see" if also else "see"
