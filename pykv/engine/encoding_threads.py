@@ -113,9 +113,8 @@ class _Waiting:
             its_own, left = self._of_tenant.get(tenant, 0), self._most - self._in_all
             if its_own + counted > left:
                 raise QueueFullError(
-                    f"this prompt has {amount} characters or token ids, which count as {counted}, and {its_own} of its "
-                    "tenant wait to be encoded: allowed is together at most what is left to all, "
-                    f"{left} of {self._most}"
+                    f"this prompt counts as {counted} characters or token ids, and {its_own} of its tenant wait to be "
+                    f"encoded: allowed is together at most what is left to all, {left} of {self._most}"
                 )
             self._in_all += counted
             self._of_tenant[tenant] += counted

@@ -25,7 +25,8 @@ def check_pieces(backend: Tokenizer, text: str, num_bytes: int, max_model_len: i
     """Refuses a text of which a part alone has far too many tokens: what is encoded takes some 150 bytes a token.
 
     The text is counted in pieces that begin at spaces where there are some. They may have some tokens more than the
-    same text in one, but not FAR times as many.
+    same text in one, but not FAR times as many: unless nearly all of it is blanks beside a control token that takes
+    them, however many they are, or characters that the tokenizer drops or takes for one unknown token.
 
     Args:
         num_bytes: of the text in UTF-8.

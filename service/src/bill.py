@@ -9,7 +9,7 @@ from pykv.service.access.account import Reservation
 
 __all__ = ["Bill", "MostTokens", "estimated_tokens"]
 
-CHARACTERS_A_TOKEN = 4
+BYTES_A_TOKEN = 4
 
 
 class Bill:
@@ -86,7 +86,7 @@ class MostTokens:
 
 
 def estimated_tokens(*parts: str | Sequence[int]) -> int:
-    """About how many tokens the texts, or token ids, of a prompt are."""
-    num_characters = sum(len(part) for part in parts if isinstance(part, str))
+    """About how many tokens the texts, or token ids, of a prompt are; hardly ever more than four times as many."""
+    num_bytes = sum(len(part.encode(errors="surrogatepass")) for part in parts if isinstance(part, str))
     num_ids = sum(len(part) for part in parts if not isinstance(part, str))
-    return num_characters // CHARACTERS_A_TOKEN + num_ids
+    return num_bytes // BYTES_A_TOKEN + num_ids

@@ -273,7 +273,7 @@ async def begun(threads, tenant, amount, encoded=None):
 async def test_a_tenant_may_have_as_much_waiting_as_is_left_to_all(threads, blocked):
     task, may_end = await blocked()
     refusal = (
-        f"this prompt has {LONG} characters or token ids, which count as {LONG}, and {4 * LONG} of its tenant wait .*: "
+        f"this prompt counts as {LONG} characters or token ids, and {4 * LONG} of its tenant wait to be encoded: "
         f"allowed is together at most what is left to all, {4 * LONG} of {8 * LONG}"
     )
     tasks = [await begun(threads, b"a", LONG) for _ in range(4)]
