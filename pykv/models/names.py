@@ -14,9 +14,8 @@ BUNDLED = "bundled"
 
 LONGEST_HUB_NAME = 96
 PART = r"\w(?:[\w.-]*\w)?"
-HUB_NAME = re.compile(
-    rf"(?!.*(?:--|\.\.)){PART}/{PART}(?<!\.git)", re.ASCII
-)  # what the hub's own client takes
+HUB_NAME = re.compile(rf"(?!.*(?:--|\.\.)){PART}/{PART}(?<!\.git)", re.ASCII)
+"""What the hub's own client takes."""
 FILE_SUFFIXES = frozenset({".bin", ".gguf", ".json", ".pt", ".pth", ".safetensors"})
 LONGEST_SHOWN = 256
 

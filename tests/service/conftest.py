@@ -7,6 +7,7 @@ import logging
 import os
 import resource
 import sys
+import threading
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -309,6 +310,28 @@ def run_soak():
         return json.loads(output)
 
     return run
+
+
+@pytest.fixture
+def in_step():
+    """Has an engine make no token before the one before has reached its reader's buffer: `in_step(engine)`.
+
+    On a busy machine it would run ahead of the event loop, to the request's end perhaps.
+    """
+
+    def wait_for_loop(engine, seconds=20):
+        deliver, loop = engine._thread._deliver, asyncio.get_running_loop()
+
+        def deliver_and_wait(deltas):
+            deliver(deltas)
+            has_come = threading.Event()
+            loop.call_soon_threadsafe(has_come.set)
+            has_come.wait(seconds)
+
+        engine._thread._deliver = deliver_and_wait
+        return engine
+
+    return wait_for_loop
 
 
 @pytest.fixture

@@ -1,8 +1,6 @@
 """What the engine makes is charged once, token by token, whoever reads it and however the call ends."""
 
-import asyncio
 import hashlib
-import threading
 
 import pytest
 from smg_grpc_proto import vllm_engine_pb2 as gateway_pb
@@ -88,7 +86,7 @@ class Unread:
 
 
 @pytest.fixture
-def start_unread(start_daemon, make_real_engine, open_raw, tmp_path):
+def start_unread(start_daemon, make_real_engine, in_step, open_raw, tmp_path):
     """`await start_unread(**options)`; the engine has no more than one step to go before the loop has seen the last."""
 
     async def start(**options):
@@ -97,16 +95,7 @@ def start_unread(start_daemon, make_real_engine, open_raw, tmp_path):
         path.write_text(
             f'[tenants.t]\ntoken_sha256 = ["{digest}"]\ntokens_per_second = 0.001\nburst_tokens = {BURST}'
         )
-        engine, loop = make_real_engine(max_pending_tokens=2**10), asyncio.get_running_loop()
-        deliver = engine._thread._deliver
-
-        def deliver_and_wait(deltas):
-            deliver(deltas)
-            has_come = threading.Event()
-            loop.call_soon_threadsafe(has_come.set)
-            has_come.wait(5)
-
-        engine._thread._deliver = deliver_and_wait
+        engine = in_step(make_real_engine(max_pending_tokens=2**10), seconds=5)
         daemon = await start_daemon(engine, tenants=str(path), **options)
         return Unread(daemon, await open_raw(initial_window=0, address=daemon.address))
 

@@ -1,7 +1,6 @@
 """A client of the real engine that stops reading: its request is paused, goes on, or ends; others do not notice."""
 
 import asyncio
-import threading
 import time
 
 import pytest
@@ -19,23 +18,11 @@ PENDING = 64
 
 
 @pytest.fixture
-def start_in_step(start_daemon):
-    """Starts a daemon whose engine makes no token before the one before has reached its reader's buffer.
-
-    On a busy machine it would run ahead of the event loop, to the request's end perhaps, and never pause.
-    """
+def start_in_step(start_daemon, in_step):
+    """Starts a daemon whose engine waits for its readers' buffers, and so is paused in time."""
 
     async def start(engine, **options):
-        deliver, loop = engine._thread._deliver, asyncio.get_running_loop()
-
-        def deliver_and_wait(deltas):
-            deliver(deltas)
-            has_come = threading.Event()
-            loop.call_soon_threadsafe(has_come.set)
-            has_come.wait(20)
-
-        engine._thread._deliver = deliver_and_wait
-        return await start_daemon(engine, **options)
+        return await start_daemon(in_step(engine), **options)
 
     return start
 

@@ -47,9 +47,8 @@ def why_not_connected(error: OSError, address: str, *, is_tls: bool) -> Reason:
         return Reason(f"the certificate of {server} is not trusted: {words}", TlsTrouble.SERVER_NOT_TRUSTED)
     if isinstance(error, ssl.SSLError):
         return _failed_handshake(error, server)
-    if (
-        is_tls and isinstance(error, ConnectionAbortedError) and error.errno is None
-    ):  # asyncio's own, at its limit
+    is_asyncios_own = isinstance(error, ConnectionAbortedError) and error.errno is None
+    if is_tls and is_asyncios_own:  # at the limit of its time for a handshake
         words = "did not answer the TLS handshake in time; it may speak plain text"
         return Reason(f"{server} {words}", TlsTrouble.ONE_SIDED)
     if is_tls and isinstance(error, (ConnectionResetError, ConnectionAbortedError, BrokenPipeError)):
